@@ -1,0 +1,14 @@
+"""A strict house: eight virtual devices, no silent rank promotion, reproducible property tests."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
+hypothesis.settings.load_profile("ci")
