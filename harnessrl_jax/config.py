@@ -1,0 +1,352 @@
+"""TOML text and `--section.key value` overrides -> one frozen Config.
+
+The reader is strict: an unknown key, a wrong type or an impossible value is a ConfigError that names the place, what
+was given and what was wanted. Units stand in the field names or beside them.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from harnessrl_jax.errors import ConfigError
+
+
+class Section(pydantic.BaseModel):
+    """A strict, frozen table of a configuration file."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Model(Section):
+    """The decoder that is trained."""
+
+    path: str = "builtin:quickstart"
+    """A Hugging Face style folder (weights, config.json, tokenizer.json, chat_template.jinja), or `builtin:NAME`."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`random` takes only config.json and the tokenizer from the folder and draws the weights from the run's seed."""
+    attention: Literal["dense", "blockwise"] = "blockwise"
+    remat: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class Task(Section):
+    """Where questions come from."""
+
+    source: Literal["factbook", "jsonl", "tfds"] = "factbook"
+    path: str | None = None
+    """`jsonl`: a file of {"question", "answers"} lines. `tfds`: the data set's name, as in `trivia_qa/rc`."""
+    heldout_path: str | None = None
+    """`jsonl`: the questions kept for evaluation. `tfds`: the split kept for evaluation."""
+    invented_countries: int = Field(0, ge=0)
+    """`factbook`: add this many invented countries to the training corpus, so that names must be copied, not known."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "Task":
+        if (self.path is None) != (self.source == "factbook"):
+            raise ValueError(f"task.path belongs to the sources jsonl and tfds; source is {self.source!r}")
+        return self
+
+
+class Harness(Section):
+    """The agent program, run as separate processes."""
+
+    command: tuple[str, ...] = ()
+    """The program and its arguments; empty means the bundled multi-hop harness with its search index."""
+    trainable_agents: tuple[str, ...] = ("central",)
+    """Agents whose calls are trained. Central-only training names one; joint training names several."""
+    workers: int = Field(2, ge=1)
+    """Operating-system processes."""
+    concurrency: int = Field(32, ge=1)
+    """Rollouts at a time in one process."""
+    deadline_s: float = Field(120.0, gt=0.0)
+    """A rollout that takes longer is stopped and retried."""
+    max_attempts: int = Field(2, ge=1)
+    max_calls: int = Field(32, ge=1)
+    """Model calls of one rollout; more are refused with 429."""
+
+
+class Behaviour(Section):
+    """What answers the model calls."""
+
+    kind: Literal["policy", "expert"] = "policy"
+    """`policy` samples from the model; `expert` is the scripted, imperfect expert of the task."""
+    temperature: float = Field(1.0, ge=0.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0)
+    """0 keeps every token."""
+    max_new_tokens: int = Field(48, ge=1)
+    """Of one call; a smaller limit in the harness's request wins."""
+    context_tokens: int = Field(512, ge=16)
+    """Prompt and output of one call together."""
+    slots: int = Field(64, ge=1)
+    """Calls that are decoded together."""
+    prefill_chunk_tokens: int = Field(64, ge=8)
+    prefix_cache_chunks: int = Field(4096, ge=0)
+    """Prompt chunks whose keys and values are kept between calls of one weights version."""
+
+
+class Rollouts(Section):
+    """How many rollouts an optimiser step collects."""
+
+    groups: int = Field(8, ge=1)
+    """Tasks per step."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts per task."""
+
+
+class Credit(Section):
+    """Rewards -> advantages of sampled tokens. The baseline is the mean of the other rollouts of the group."""
+
+    process_weight: float = Field(0.1, ge=0.0)
+    """c_p in A = A_outcome + c_p A_process."""
+    mean: Literal["rollout", "token"] = "rollout"
+    """`rollout`: mean over the tokens of a rollout, then over rollouts. `token`: one mean over all tokens."""
+
+
+class Policy(Section):
+    """Clipped policy gradient, plain or routed by role (CAPO)."""
+
+    kind: Literal["policy"] = "policy"
+    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
+    clip_high: float = Field(0.28, ge=0.0)
+    routing: Literal["none", "vjp", "reference"] = "vjp"
+    """`none` is the plain gradient. `vjp` and `reference` are two equal forms of CAPO; `reference` is slower."""
+    score: Literal["contrast", "raw"] = "contrast"
+    top_fraction: float = Field(0.25, gt=0.0, le=1.0)
+    """Units of a layer in each role's partition."""
+    other_role: Literal["drop", "args", "ungated"] = "args"
+    """What the tokens that are neither action nor arguments train."""
+    ungated: Literal["frozen", "sum"] = "sum"
+    """Parameters outside the MLP: frozen, or trained by the sum of both roles' gradients."""
+    denominator: Literal["role", "shared"] = "role"
+    """`role`: each role's loss is its own mean. `shared`: both are divided by the weight of all tokens."""
+    warmup_steps: int = Field(20, ge=0)
+    """Plain steps before the first partition, unless `warmup_rollouts` is reached earlier."""
+    warmup_rollouts: int = Field(64, ge=1)
+    """Probed successful rollouts after which warm-up may end."""
+    refresh_steps: int = Field(20, ge=1)
+    ema: float = Field(0.9, ge=0.0, lt=1.0)
+    """Decay per step of the activation statistics."""
+
+
+class Supervised(Section):
+    """Cross-entropy on captured rollouts of a scripted expert: the warm start."""
+
+    kind: Literal["supervised"]
+    rollouts: int = Field(ge=1)
+    """Rollouts to collect before training."""
+    keep_unsolved: float = Field(1.0, ge=0.0, le=1.0)
+    """Share of the rollouts with verified reward below `solved_reward` that is kept."""
+    solved_reward: float = Field(0.5, ge=0.0, le=1.0)
+    rows_per_step: int = Field(8, ge=1)
+
+
+class Optimizer(Section):
+    """AdamW with linear warm-up, then constant or cosine decay to a tenth."""
+
+    learning_rate: float = Field(3e-4, gt=0.0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    b1: float = Field(0.9, ge=0.0, lt=1.0)
+    b2: float = Field(0.98, ge=0.0, lt=1.0)
+    weight_decay: float = Field(0.0, ge=0.0)
+    clip_norm: float = Field(1.0, gt=0.0)
+
+
+class Packing(Section):
+    """The fixed shape of a training batch. A change recompiles."""
+
+    row_slots: int = Field(1024, ge=32)
+    """Tokens of one row."""
+    row_targets: int = Field(512, ge=16)
+    """Trained tokens of one row."""
+    max_rows: int = Field(64, ge=1)
+    micro_rows: int = Field(2, ge=1)
+    """Rows whose activations are in memory together; a multiple of mesh.data x mesh.fsdp."""
+
+
+class Mesh(Section):
+    """Devices along each axis of the mesh. `data = 0` takes all that the other axes leave."""
+
+    data: int = Field(0, ge=0)
+    fsdp: int = Field(1, ge=1)
+    tensor: int = Field(1, ge=1)
+    context: int = Field(1, ge=1)
+    cpu_devices: int = Field(2, ge=1)
+    """Without an accelerator: virtual devices to split the processor into."""
+
+    @property
+    def rows(self) -> int:
+        """Rows a micro-batch must hold a multiple of; `data = 0` is checked when the devices are known."""
+        return max(1, self.data) * self.fsdp
+
+
+class Evaluation(Section):
+    """Held-out questions, asked before training and after it, sampled exactly as in training."""
+
+    questions: int = Field(128, ge=0)
+    every_steps: int = Field(0, ge=0)
+    """0: only before and after."""
+    shown: int = Field(3, ge=0)
+    """Rollouts of the evaluation that the report shows, before and after."""
+
+
+class Checkpoint(Section):
+    """The whole run state, on disk."""
+
+    every_steps: int = Field(5, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class Config(Section):
+    """Everything a run depends on, apart from the code."""
+
+    name: str
+    steps: int = Field(ge=0)
+    """Optimiser steps."""
+    seed: int = Field(0, ge=0)
+    model: Model = Model()
+    task: Task = Task()
+    harness: Harness = Harness()
+    behaviour: Behaviour = Behaviour()
+    rollouts: Rollouts = Rollouts()
+    credit: Credit = Credit()
+    algorithm: Policy | Supervised = Field(Policy(), discriminator="kind")
+    optimizer: Optimizer = Optimizer()
+    packing: Packing = Packing()
+    mesh: Mesh = Mesh()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    about: str = ""
+    """What to tell the user before the run: the expected result and time."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.algorithm.kind == "policy" and self.behaviour.kind == "expert":
+            raise ValueError('an expert reports no log-probabilities: use [algorithm] kind = "supervised" with it')
+        self._multiple("packing.micro_rows", self.packing.micro_rows, "mesh.data x mesh.fsdp", self.mesh.rows)
+        self._multiple("packing.max_rows", self.packing.max_rows, "packing.micro_rows", self.packing.micro_rows)
+        return self
+
+    @staticmethod
+    def _multiple(name: str, value: int, of: str, unit: int) -> None:
+        if value % unit:
+            raise ValueError(f"{name} = {value} must be a multiple of {of} = {unit}")
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a TOML file and applies overrides such as `["--optimizer.learning_rate", "1e-3"]`.
+
+    Raises:
+      ConfigError: the file is missing, is not TOML, or a key or value cannot be used.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a TOML file.") from error
+    return parse(text, str(path), overrides)
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Config:
+    """Parses TOML text; `where` names it in errors. Raises ConfigError."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}.") from error
+    for key, value in _pairs(overrides):
+        _assign(values, key, value)
+    try:
+        return Config.model_validate(_tuples(values))
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(_explain(where, item) for item in error.errors())) from None
+
+
+def _pairs(overrides: Sequence[str]) -> list[tuple[str, Any]]:
+    """["--a.b", "1", "--c=2"] -> [("a.b", 1), ("c", 2)]."""
+    pairs, items = [], list(overrides)
+    while items:
+        flag = items.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise ConfigError(f"Override {flag!r}: expected --section.key VALUE.")
+        key, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not items:
+                raise ConfigError(f"Override {flag}: a value is missing.")
+            value = items.pop(0)
+        pairs.append((key, _value(value)))
+    return pairs
+
+
+def _value(text: str) -> Any:
+    """A TOML value where it is one, the plain text otherwise."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"Override --{key}: {section!r} is a value, not a section.")
+    values[last] = value
+
+
+def _tuples(value: Any) -> Any:
+    """TOML arrays as tuples: a frozen configuration holds nothing mutable."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _explain(where: str, item: Mapping[str, Any]) -> str:
+    # A discriminated union puts its tag into the location; users know only the section.
+    path = [str(part) for part in item["loc"] if part not in ("policy", "supervised")]
+    place = ".".join(path)
+    if item["type"] == "extra_forbidden":
+        known = sorted(_known(path[:-1]))
+        near = difflib.get_close_matches(path[-1], known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        section = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
+        return f"{where}: {section}unknown key {path[-1]!r}.{hint}\n  Known keys: {', '.join(known)}."
+    if item["type"] == "missing":
+        return f"{where}: missing required key: {place}."
+    message = item["msg"].removeprefix("Value error, ")
+    given = "" if item["type"] == "value_error" else f", got {item['input']!r}"
+    return f"{where}: {place + ': ' if place else ''}{message}{given}."
+
+
+def _known(path: Sequence[str]) -> set[str]:
+    fields: set[str] = set(Config.model_fields)
+    for name in path:
+        kinds = {"algorithm": (Policy, Supervised)}.get(name) or (type(Config.model_fields[name].default),)
+        fields = {field for kind in kinds for field in kind.model_fields}
+    return fields
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration, every default written out, as TOML that `parse` reads back to an equal Config."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    lines = [f"{key} = {_literal(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for section, table in values.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,79 @@
+import pathlib
+
+import pydantic
+import pytest
+
+from harnessrl_jax import config
+from harnessrl_jax.errors import ConfigError
+
+MINIMAL = "name = 'x'\nsteps = 3\n"
+CONFIGS = sorted(pathlib.Path(__file__).parents[1].glob("configs/*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_committed_config_is_read_and_opens_with_its_command(path):
+    assert config.load(path).name == path.stem
+    assert "python -m harnessrl_jax.launch" in path.read_text().split("\n\n")[0]
+
+
+def test_the_resolved_text_reads_back_to_an_equal_config():
+    given = config.parse(
+        MINIMAL, "x.toml", ["--harness.trainable_agents", '["central", "a \\"b\\""]', "--about=two\nlines"]
+    )
+    assert given.harness.trainable_agents == ("central", 'a "b"')
+    assert config.parse(config.to_toml(given), "resolved.toml") == given
+
+
+def test_overrides_win_over_the_file_and_keep_their_types():
+    given = config.parse(MINIMAL, "x.toml", ["--steps", "7", "--optimizer.learning_rate=1e-3", "--name", "other"])
+    assert (given.steps, given.optimizer.learning_rate, given.name) == (7, 1e-3, "other")
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(pydantic.ValidationError):
+        config.parse(MINIMAL, "x.toml").steps = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[optimizer]\nlearning_rte = 1.0",
+            r"f\.toml: \[optimizer\] unknown key 'learning_rte'\. Did you mean 'learning_rate'\?",
+        ),
+        ("sedd = 1", r"f\.toml: unknown key 'sedd'\. Did you mean 'seed'\?\n  Known keys: about, algorithm"),
+        (
+            "[algorithm]\nkind = 'policy'\nclip_lo = 1.0",
+            r"\[algorithm\] unknown key 'clip_lo'\. Did you mean 'clip_low'",
+        ),
+        ("seed = '3'", r"f\.toml: seed: Input should be a valid integer, got '3'\."),
+        ("[algorithm]\nclip_low = 1.5\nkind = 'policy'", r"algorithm\.clip_low: Input should be less than 1, got 1\.5"),
+        ("[packing]\nmax_rows = 5", r"packing\.max_rows = 5 must be a multiple of packing\.micro_rows = 2"),
+        ("[behaviour]\nkind = 'expert'", r"an expert reports no log-probabilities"),
+        ("[task]\nsource = 'jsonl'", r"task\.path belongs to the sources jsonl and tfds"),
+        ("x = ", r"f\.toml: not valid TOML"),
+    ],
+)
+def test_a_bad_file_says_what_and_where(text, message):
+    with pytest.raises(ConfigError, match=message):
+        config.parse(MINIMAL + text, "f.toml")
+
+
+def test_missing_keys_and_files_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing required key: name"):
+        config.parse("steps = 1", "f.toml")
+    with pytest.raises(ConfigError, match=r"nothing\.toml: cannot be read \(No such file"):
+        config.load(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["steps", "3"], r"Override 'steps': expected --section\.key VALUE"),
+        (["--steps"], r"Override --steps: a value is missing"),
+        (["--steps.x", "3"], r"Override --steps\.x: 'steps' is a value, not a section"),
+    ],
+)
+def test_a_bad_override_is_explained(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config.parse(MINIMAL, "f.toml", overrides)
