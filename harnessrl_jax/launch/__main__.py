@@ -1,0 +1,145 @@
+"""Command line -> one command. `python -m harnessrl_jax.launch --help` lists them."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harnessrl_jax import __version__
+from harnessrl_jax import config as configuration
+from harnessrl_jax.errors import ConfigError, HarnessRLError
+
+DESCRIPTION = """\
+Trains a language model with reinforcement learning through the agent harness it is deployed in.
+
+With no arguments: trains the bundled model on the bundled task, in minutes, on a processor.
+
+  python -m harnessrl_jax.launch                                    the quick start
+  python -m harnessrl_jax.launch my.toml --optimizer.learning_rate 1e-4
+                                                                    a run of your own; any key can be overridden
+  python -m harnessrl_jax.launch eval my.toml --model.path runs/my-0/model
+                                                                    score a model on held-out questions
+  python -m harnessrl_jax.launch serve                              an OpenAI-compatible endpoint for your own harness
+  python -m harnessrl_jax.launch inspect runs/quickstart-0          what a rollout did and what of it is trained
+"""
+COMMANDS = {
+    "train": "train a model (the default)",
+    "eval": "score a model on the held-out questions",
+    "serve": "run gateway and sampler alone, for a harness of your own",
+    "inspect": "show a rollout's trees, roles, advantages and reasons",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; keys of the configuration are overrides and are parsed by `config`."""
+    top = argparse.ArgumentParser(
+        prog="python -m harnessrl_jax.launch",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for name in ("train", "eval", "serve"):
+        command = commands.add_parser(
+            name, help=COMMANDS[name], epilog="Any key of the configuration can be overridden: --section.key VALUE."
+        )
+        command.add_argument(
+            "config",
+            nargs="?",
+            default="quickstart",
+            help="a TOML file, or the name of a bundled one (default: quickstart)",
+        )
+        command.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/NAME-SEED)")
+        if name == "serve":
+            command.add_argument("--port", type=int, default=8000, help="port on the loopback address (default: 8000)")
+    inspect = commands.add_parser("inspect", help=COMMANDS["inspect"])
+    inspect.add_argument("run", type=Path, help="folder of a run")
+    inspect.add_argument("--rollout", help="which rollout (default: lists them)")
+    return top
+
+
+def find_config(name: str) -> Path:
+    """The path itself where it is one; otherwise the bundled configuration of that name. Raises ConfigError."""
+    package = Path(__file__).parents[1]
+    bundled = next((folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()), None)
+    path = Path(name)
+    if path.suffix == ".toml" and path.exists():
+        return path
+    found = {file.stem: file for file in sorted(bundled.glob("*.toml"))} if bundled else {}
+    if path.stem in found and path.parent in (Path(), Path("configs")):
+        return found[path.stem]
+    raise ConfigError(f"{name}: no such configuration file. Bundled ones: {', '.join(found)}.")
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates `--section.key VALUE` and `--key VALUE` of the configuration from the options of the command."""
+    own, overrides, items = [], [], list(arguments)
+    while items:
+        item = items.pop(0)
+        key, equals, _ = item.removeprefix("--").partition("=")
+        if item.startswith("--") and ("." in key or key in configuration.Config.model_fields):
+            overrides.append(item)
+            if not equals and items:
+                overrides.append(items.pop(0))
+        else:
+            own.append(item)
+    return own, overrides
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or (given[0] not in COMMANDS and given[0] not in ("-h", "--help", "--version")):
+        given.insert(0, "train")
+    given, overrides = split_overrides(given)
+    options = parser().parse_args(given)
+    try:
+        return _run(options, overrides)
+    except HarnessRLError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped. Nothing is lost: the same command continues from the last checkpoint.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    if options.command == "inspect":
+        if overrides:
+            raise ConfigError(f"inspect takes no overrides, got {' '.join(overrides)}.")
+        from harnessrl_jax.launch.inspect import inspect
+
+        return inspect(options.run, options.rollout)
+    config = configuration.load(find_config(options.config), overrides)
+    run_dir = options.run_dir or Path("runs") / f"{config.name}-{config.seed}"
+    _devices(config)
+    # Imported here: JAX must not start before its devices are set, and `--help` must not wait for it.
+    if options.command == "eval":
+        from harnessrl_jax.launch.evaluate import evaluate_command
+
+        return evaluate_command(config, run_dir)
+    if options.command == "serve":
+        from harnessrl_jax.launch.serve import serve
+
+        return serve(config, run_dir, options.port)
+    if config.algorithm.kind == "supervised":
+        from harnessrl_jax.launch.supervised import warm_start
+
+        return warm_start(config, run_dir)
+    from harnessrl_jax.launch.train import train
+
+    return train(config, run_dir)
+
+
+def _devices(config: configuration.Config) -> None:
+    """Splits the processor into virtual devices where it is the only device; quietens start-up noise."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
