@@ -1,0 +1,51 @@
+"""New tokens of every slot and their key-value cache -> hidden states and the longer cache."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from harnessrl_jax.models.config import DecoderConfig
+from harnessrl_jax.models.decoder import Decoder
+from harnessrl_jax.models.rows import Params
+
+
+class KVCache(NamedTuple):
+    """Rotated keys, and values, of every slot: one array a layer."""
+
+    k: tuple[Float[Array, "slot kv length dim"], ...]
+    v: tuple[Float[Array, "slot kv length dim"], ...]
+
+
+def init_cache(config: DecoderConfig, slots: int, length: int, dtype: jnp.dtype | type = jnp.float32) -> KVCache:
+    """An empty cache for `slots` sequences of at most `length` tokens."""
+    shape = (slots, config.kv_heads, length, config.head_dim)
+    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+    return KVCache(k=zeros(), v=zeros())
+
+
+def extend(
+    config: DecoderConfig, params: Params, token: Int[Array, "slot new"], position: Int[Array, " slot"], cache: KVCache
+) -> tuple[Float[Array, "slot new hidden"], KVCache]:
+    """Runs new tokens of every slot: a chunk of a prompt, or one token in decoding.
+
+    Keys and values of token i of slot b are written at `position[b] + i`, then it attends to everything of its slot
+    at or below that place; whatever the cache holds beyond is never read. For one shape, the result of a slot
+    depends, to the bit, on that slot alone.
+
+    Args:
+      config: sizes.
+      params: as from `init_params`.
+      token: ids of the new tokens; padding tokens at the end only write beyond what counts.
+      position: depth of the first new token of each slot.
+      cache: earlier keys and values. Donate it under `jax.jit` so that it is updated in place.
+
+    Returns:
+      Normed hidden states of the new tokens, and the cache. Tokens beyond the cache's length are not written.
+    """
+    place = position[:, None] + jnp.arange(token.shape[1], dtype=position.dtype)[None, :]
+    hidden, filled = Decoder(config).apply(
+        {"params": params}, token, place, tuple(zip(cache.k, cache.v, strict=True)), method="extend"
+    )
+    keys, values = zip(*filled, strict=True)
+    return hidden, KVCache(k=tuple(keys), v=tuple(values))

@@ -1,0 +1,84 @@
+"""Parameters and one packed row -> hidden states and log-probabilities of its targets: pure functions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from harnessrl_jax.attention import Implementation, row_mask
+from harnessrl_jax.models.config import DecoderConfig
+from harnessrl_jax.models.decoder import Decoder
+
+Params = dict[str, Any]
+
+
+def init_params(config: DecoderConfig, key: Key[Array, ""]) -> Params:
+    """Random f32 parameters of a decoder.
+
+    Args:
+      config: sizes.
+      key: consumed.
+
+    Returns:
+      A plain nested dict: `embed/embedding`, `layers_{i}/attn/{q,k,v,o}/kernel` (and `bias` of q, k, v),
+      `layers_{i}/mlp/{gate,up,down}/kernel`, `layers_{i}/{input_norm,post_norm}/scale`, `final_norm/scale` and,
+      without tied embeddings, `lm_head/kernel`. Kernels are [in, out].
+    """
+    one = jnp.zeros(1, jnp.int32)
+    return Decoder(config).init(key, one, one, row_mask(one + 1))["params"]
+
+
+def row_hidden(
+    config: DecoderConfig,
+    params: Params,
+    token: Int[Array, " slot"],
+    position: Int[Array, " slot"],
+    subtree_end: Int[Array, " slot"],
+    *,
+    implementation: Implementation = "dense",
+    remat: bool = False,
+    collect_units: bool = False,
+) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot unit"], ...]]:
+    """Normed hidden states of one packed row of prefix trees.
+
+    Args:
+      config: sizes.
+      params: as from `init_params`.
+      token: token ids; anything valid on padding.
+      position: depth of each slot in its tree.
+      subtree_end: one past the last descendant of each slot; own index + 1 on padding.
+      implementation: which attention computes it.
+      remat: recompute the layers in the backward pass, except attention outputs.
+      collect_units: also return the input of every layer's down projection.
+
+    Returns:
+      The hidden states, and per layer the unit activations (empty unless asked for).
+    """
+    decoder = Decoder(config, implementation, remat)
+    arguments = (token, position, row_mask(subtree_end))
+    if not collect_units:
+        return decoder.apply({"params": params}, *arguments, method="row"), ()
+    hidden, sown = decoder.apply({"params": params}, *arguments, method="row", mutable=["units"])
+    units = sown["units"]
+    return hidden, tuple(units[f"layers_{i}"]["mlp"]["hidden"][0] for i in range(config.layers))
+
+
+def logits(config: DecoderConfig, params: Params, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:
+    """Logits of the next token, f32, for hidden states as `row_hidden` and `extend` return them."""
+    return Decoder(config).apply({"params": params}, hidden, method="logits").astype(jnp.float32)
+
+
+def target_logps(
+    config: DecoderConfig,
+    params: Params,
+    hidden: Float[Array, "slot hidden"],
+    source: Int[Array, " target"],
+    target: Int[Array, " target"],
+    *,
+    temperature: float = 1.0,
+) -> tuple[Float[Array, " target"], Float[Array, " target"]]:
+    scores = logits(config, params, hidden[source]) / temperature
+    every = jax.nn.log_softmax(scores, axis=-1)
+    chosen = jnp.where(jnp.arange(config.vocab_size)[None] == target[:, None], every, 0.0).sum(-1)
+    return chosen, -(jnp.exp(every) * every).sum(-1)
