@@ -15,7 +15,8 @@ HarnessRLError
 ├── GatewayError       a request at the model interface is refused
 ├── StoreError         the call store cannot be opened, read or written
 ├── TaskError          a task source or its data cannot be used
-└── RolloutError       a harness program cannot be run
+├── RolloutError       a harness program cannot be run
+└── MonitorError       metrics or a report cannot be written or read
 
 A message says where, what was given, what was wanted and what to do.
 """
@@ -83,3 +84,7 @@ class TaskError(HarnessRLError):
 
 class RolloutError(HarnessRLError):
     """A harness program cannot be run."""
+
+
+class MonitorError(HarnessRLError):
+    """Metrics or a report cannot be written or read; a metric that is not finite."""
