@@ -1,0 +1,125 @@
+"""A field of a record -> the same field in its one form, or a RecordError that says what is wrong. NumPy only."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from harnessrl_jax.errors import RecordError
+
+SCHEMA = 1
+
+# A log-softmax in float32 may exceed 0 by rounding; anything above this is a probability or a bug.
+LOGP_SLACK = 1e-3
+
+T = TypeVar("T")
+
+
+def need(condition: bool, where: str, name: str, given: object, wanted: str) -> None:
+    """Raises RecordError with the place, the value and what was wanted, unless `condition` holds."""
+    if not condition:
+        raise RecordError(f"{where}: {name} must be {wanted}, got {given!r}.")
+
+
+def text(where: str, name: str, value: object) -> None:
+    """A non-empty string."""
+    need(isinstance(value, str) and value != "", where, name, value, "a non-empty string")
+
+
+def whole(where: str, name: str, value: object, at_least: int = 0) -> None:
+    """An integer of at least `at_least`; a bool is none."""
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+    need(good, where, name, value, f"an integer of at least {at_least}")
+
+
+def number(where: str, name: str, value: object) -> float:
+    """A finite number, as a Python float; a bool is none."""
+    good = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    need(good and math.isfinite(cast(float, value)), where, name, value, "a finite number")
+    return float(cast(float, value))
+
+
+def one_of(where: str, name: str, value: object, known: Iterable[str]) -> None:
+    """One of the known words."""
+    need(value in known, where, name, value, "one of " + ", ".join(known))
+
+
+def ids(where: str, name: str, value: object) -> Int32[np.ndarray, " n"]:
+    """A read-only int32 array of token ids; floats and ids outside 0..2**31-1 are refused."""
+    array = np.asarray(value)
+    if array.shape == (0,):
+        array = array.astype(np.int32)
+    good = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    need(good, where, name, f"{array.dtype}{list(array.shape)}", "a flat sequence of integers")
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        need(low >= 0 and high < 2**31, where, name, f"ids from {low} to {high}", "ids from 0 to 2**31 - 1")
+    return _frozen(array, np.dtype(np.int32))
+
+
+def logps(where: str, value: object, length: int) -> Float32[np.ndarray, " o"]:
+    """A read-only float32 array of one log-probability for each of `length` sampled tokens."""
+    try:
+        array = _frozen(np.asarray(value), np.dtype(np.float32))
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{where}: logps must be numbers, got {value!r}: {error}.") from error
+    if array.shape != (length,):
+        raise RecordError(
+            f"{where}: logps has shape {list(array.shape)} for {length} output_ids. Training needs one per sampled "
+            "token, or None if the sampler gave none. The usual cause is text trimmed after sampling; stop on ids."
+        )
+    bad = ~(np.isfinite(array) & (array <= LOGP_SLACK))
+    need(not bad.any(), where, "logps", array[bad][:3].tolist(), "finite and at most 0")
+    return array
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """The fields of a record by name, after the schema number."""
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {"schema": SCHEMA, **fields}
+
+
+def parse(cls: type[T], data: Mapping[str, Any], **convert: Callable[[Any], Any]) -> T:
+    """The record that `plain` spelled out; strict about the schema number and the field names.
+
+    Args:
+      cls: a dataclass.
+      data: its fields by name, and "schema".
+      **convert: for a nested field, the function from its JSON form.
+
+    Returns:
+      The record.
+
+    Raises:
+      RecordError: another schema, an unknown or missing field, or a nested field of the wrong form.
+    """
+    where = f"{cls.__name__}.from_json"
+    if data.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{where}: got schema {data.get('schema')!r}, this version reads schema {SCHEMA}. "
+            "Read the file with the version of harnessrl_jax that wrote it."
+        )
+    known = [field.name for field in dataclasses.fields(cast(Any, cls))]
+    for key in data:
+        if key != "schema" and key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RecordError(f"{where}: unknown field {key!r}.{hint} Known fields: {', '.join(known)}.")
+    if missing := [name for name in known if name not in data]:
+        raise RecordError(f"{where}: missing field {', '.join(missing)}. Wanted: {', '.join(known)}.")
+    try:
+        values = {name: convert[name](data[name]) if name in convert else data[name] for name in known}
+    except (TypeError, ValueError, KeyError) as error:
+        raise RecordError(f"{where}: a nested field cannot be read: {error!r}.") from error
+    return cls(**values)
+
+
+def _frozen(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """A read-only copy: a record does not change with the buffer it came from."""
+    out = np.array(array, dtype)
+    out.setflags(write=False)
+    return out
