@@ -1,0 +1,89 @@
+"""Log-probabilities, advantages and weights of one row -> the clipped policy-gradient loss and ratio statistics."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from harnessrl_jax.losses.sums import Sum, masked_log_ratio, weighted_sum
+
+
+def clipped_surrogate(
+    logp: Float[Array, " target"],
+    logp_behaviour: Float[Array, " target"],
+    advantage: Float[Array, " target"],
+    weight: Float[Array, " target"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Sum:
+    """Clipped-ratio policy-gradient loss of one packed row.
+
+        L = -Σ_t w_t min(ρ_t A_t, clip(ρ_t, 1-ε_lo, 1+ε_hi) A_t)
+        ρ_t = exp(logp_t - logp_behaviour_t)
+
+    Only `logp` carries a gradient. Values of targets whose weight is 0 are never read, so they may be anything, NaN
+    included. The log-ratio is cut to ±20 nats before `exp`.
+
+    Args:
+      logp: log π_θ(target | its ancestors) in nats, at the current weights.
+      logp_behaviour: the same quantity, as the sampler reported it when it drew the target.
+      advantage: credit A_t of each target, already normalised.
+      weight: share w_t of each target in the loss, at least 0; 0 is padding.
+      clip_low: ε_lo, in [0, 1).
+      clip_high: ε_hi, at least 0.
+
+    Returns:
+      The summed loss and the weight it covers.
+
+    References:
+      Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347; separate bounds: Yu et al. 2025,
+      https://arxiv.org/abs/2503.14476
+    """
+    counted = weight > 0
+    ratio = jnp.exp(masked_log_ratio(logp, lax.stop_gradient(logp_behaviour), counted))
+    credit = jnp.where(counted, lax.stop_gradient(advantage), 0)
+    clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    return weighted_sum(-jnp.minimum(ratio * credit, clipped * credit), weight)
+
+
+class RatioStatistics(NamedTuple):
+    """How far the current policy is from the one that sampled, over the counted targets of a row, each counted once."""
+
+    ratio: Sum
+    """ρ"""
+    kl: Sum
+    """k3 estimate of KL(behaviour || current) from the behaviour's samples, ρ - 1 - log ρ, in nats."""
+    cut: Sum
+    """1 where the clip stops the gradient."""
+    difference: Sum
+    """|log ρ| in nats: sampler against trainer, as long as both hold the same weights."""
+    ratio_max: Float[Array, ""]
+    difference_max: Float[Array, ""]
+
+
+def ratio_statistics(
+    logp: Float[Array, " target"],
+    logp_behaviour: Float[Array, " target"],
+    advantage: Float[Array, " target"],
+    weight: Float[Array, " target"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> RatioStatistics:
+    """Statistics of the ratios that `clipped_surrogate` sees; same arguments, no gradient."""
+    counted = weight > 0
+    once = counted.astype(logp.dtype)
+    log_ratio = lax.stop_gradient(masked_log_ratio(logp, logp_behaviour, counted))
+    ratio, difference = jnp.exp(log_ratio), jnp.abs(log_ratio)
+    too_high = (ratio > 1 + clip_high) & (advantage > 0)
+    too_low = (ratio < 1 - clip_low) & (advantage < 0)
+    return RatioStatistics(
+        ratio=weighted_sum(ratio, once),
+        kl=weighted_sum(ratio - 1 - log_ratio, once),
+        cut=weighted_sum((too_high | too_low).astype(logp.dtype), once),
+        difference=weighted_sum(difference, once),
+        ratio_max=jnp.where(counted, ratio, 0).max(initial=0),
+        difference_max=difference.max(initial=0),
+    )

@@ -1,0 +1,40 @@
+"""(train state, packed batch) -> (train state, metrics): objectives, sharding and one pure step."""
+
+from harnessrl_jax.training.objectives import Objective, Policy, Supervised
+from harnessrl_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from harnessrl_jax.training.rows import RowFn, RowOutput, decoder_row_fn
+from harnessrl_jax.training.sharding import (
+    AXES,
+    DECODER_RULES,
+    ShardingRule,
+    make_mesh,
+    parameter_specs,
+    place_batch,
+    place_state,
+    state_shardings,
+)
+from harnessrl_jax.training.state import TrainState, init_state
+from harnessrl_jax.training.step import Step, make_step
+
+__all__ = [
+    "AXES",
+    "DECODER_RULES",
+    "Objective",
+    "Policy",
+    "RowFn",
+    "RowOutput",
+    "ShardingRule",
+    "Step",
+    "Supervised",
+    "TrainState",
+    "decoder_row_fn",
+    "init_state",
+    "learning_rate_schedule",
+    "make_mesh",
+    "make_optimizer",
+    "make_step",
+    "parameter_specs",
+    "place_batch",
+    "place_state",
+    "state_shardings",
+]

@@ -1,0 +1,42 @@
+"""Parameters, optimiser and objective -> the state of training, one pytree."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, PyTree
+
+from harnessrl_jax.capo import CapoState, init_capo
+from harnessrl_jax.training.objectives import Objective, capo_of
+
+
+class TrainState(NamedTuple):
+    """Everything an optimiser step reads and writes; also what a checkpoint holds of it."""
+
+    params: PyTree
+    opt_state: PyTree
+    step: Int[Array, ""]
+    """Finished calls of the step function, those that changed no parameter included."""
+    capo: CapoState | tuple[()]
+    """The partition and its schedule; () for objectives without one."""
+
+
+def init_state(params: PyTree, optimizer: optax.GradientTransformation, objective: Objective) -> TrainState:
+    """The state before the first step.
+
+    Raises:
+      PartitionError: CAPO's unit map does not fit the parameters.
+    """
+    capo = capo_of(objective)
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(widened(params)),
+        step=jnp.zeros((), jnp.int32),
+        capo=init_capo(capo.unit_map.layers, capo.unit_map.units(params)) if capo else (),
+    )
+
+
+def widened(tree: PyTree) -> PyTree:
+    """The tree in float32 at least: the type in which gradients are summed and the optimiser computes."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)

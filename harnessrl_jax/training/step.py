@@ -1,0 +1,105 @@
+"""Row function, optimiser and objective -> one pure optimiser step: (state, batch, rows used) -> (state, metrics).
+
+A step assigns each target to a loss and finds the global denominators, sums gradients over micro-batches, divides
+once, routes the role gradients through CAPO's masks, updates the parameters that the masks cover, and moves CAPO's
+schedule on. A step without signal (gradient exactly 0) or with a number that is not finite changes neither parameters
+nor optimiser.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Int, PyTree
+
+from harnessrl_jax.capo import Capo, CapoState, RoleMasks, advance, role_masks
+from harnessrl_jax.training.assignment import Assignment, assign
+from harnessrl_jax.training.gradients import BatchGradient, batch_gradient
+from harnessrl_jax.training.objectives import Objective, capo_of
+from harnessrl_jax.training.rows import RowFn
+from harnessrl_jax.training.state import TrainState
+from harnessrl_jax.training.tally import named_metrics, schedule_metrics
+from harnessrl_jax.training.update import forget_left, update
+from harnessrl_jax.trajectories import PackedBatch
+
+Metrics = dict[str, Array]
+Step = Callable[[TrainState, PackedBatch, Int[Array, ""]], tuple[TrainState, Metrics]]
+
+
+def make_step(
+    row_fn: RowFn,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    *,
+    micro_rows: int,
+    shardings: TrainState | None = None,
+) -> Step:
+    """Builds the step. The caller compiles it: `jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))`.
+
+    It compiles once for a batch shape: `rows_used`, the schedule and the masks are data.
+
+    Args:
+      row_fn: the model.
+      optimizer: clips and scales; it sees the routed gradient and the parameters in float32 at least.
+      objective: what is optimised.
+      micro_rows: rows whose activations are in memory together; divides the batch's rows. On a mesh a multiple of
+        data x fsdp.
+      shardings: where the state lies (`state_shardings`); None on one device.
+
+    Returns:
+      `step(state, batch, rows_used)`, where `rows_used` (int32 scalar) rows are filled, from the front; the others
+      are never computed. Metrics are float32: scalars, and per-layer vectors named `capo/*_layer`. `applied` is 0 for a
+      step that changed no parameter; `finite` is 0 where a loss or gradient was not a number, which should stop a run.
+
+    Raises:
+      ShardingError: when traced, if `micro_rows` does not divide the rows.
+    """
+    capo = capo_of(objective)
+    gradient_of = batch_gradient(row_fn, objective, micro_rows=micro_rows, shardings=shardings)
+
+    def step(state: TrainState, batch: PackedBatch, rows_used: Int[Array, ""]) -> tuple[TrainState, Metrics]:
+        work = assign(objective, batch, rows_used)
+        masks = _masks(capo, state.capo)
+        found = gradient_of(state, work, masks, rows_used)
+        finite = _all(jnp.isfinite, (found.gradient, found.losses))
+        applied = finite & ~_all(lambda leaf: leaf == 0, found.gradient)
+        trained = masks.trained(capo.unit_map, state.params) if capo else None
+        params, opt_state, update_norm = update(optimizer, state, found.gradient, trained, applied)
+        metrics = named_metrics(objective, found.tally) | found.conflict
+        metrics |= {
+            "loss": found.losses.sum(),
+            "grad_norm": optax.tree.norm(found.gradient),
+            "update_norm": update_norm,
+        }
+        metrics |= {"applied": applied, "finite": finite, "rows": rows_used}
+        schedule = state.capo
+        if capo:
+            schedule = _advance(capo, state.capo, found, work, applied, finite)
+            opt_state = forget_left(optimizer, capo.unit_map, params, opt_state, masks, _masks(capo, schedule))
+            metrics |= schedule_metrics(schedule, found.tally.probe, work.rollouts)
+        metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        return TrainState(params, opt_state, state.step + 1, schedule), metrics
+
+    return step
+
+
+def _masks(capo: Capo | None, state: CapoState | tuple[()]) -> RoleMasks | None:
+    return role_masks(state, roles=capo.roles, ungated=capo.ungated) if capo else None
+
+
+def _advance(
+    capo: Capo,
+    state: CapoState,
+    found: BatchGradient,
+    work: Assignment,
+    applied: Bool[Array, ""],
+    finite: Bool[Array, ""],
+) -> CapoState:
+    """The schedule after the step; a step with a number that is not finite leaves it alone too."""
+    after = advance(state, found.tally.probe, work.rollouts, applied, capo)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+
+
+def _all(test: Callable[[Array], Array], tree: PyTree) -> Bool[Array, ""]:
+    return jnp.stack([test(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

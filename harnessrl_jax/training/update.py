@@ -1,0 +1,57 @@
+"""(train state, gradient, masks) -> parameters and optimiser state after one update, or untouched."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from harnessrl_jax.capo import RoleMasks, UnitMap, forget_moments, freeze_outside
+from harnessrl_jax.training.state import TrainState, widened
+
+
+class Updated(NamedTuple):
+    """What an update leaves behind."""
+
+    params: PyTree
+    opt_state: PyTree
+    norm: Float[Array, ""]
+    """Global norm of the change; 0 without one."""
+
+
+def update(
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    gradient: PyTree,
+    trained: PyTree[Bool[Array, "..."]] | None,
+    applied: Bool[Array, ""],
+) -> Updated:
+    """One update of the parameters that `trained` covers (None: of all), or none at all where `applied` is False."""
+
+    def change() -> Updated:
+        params = widened(state.params)
+        if trained is None:
+            updates, opt_state = optimizer.update(gradient, state.opt_state, params)
+        else:
+            frozen = freeze_outside(optimizer)
+            updates, opt_state = frozen.update(gradient, state.opt_state, params, trained=trained)
+        norm = optax.tree.norm(updates).astype(jnp.float32)
+        return Updated(optax.apply_updates(state.params, updates), opt_state, norm)
+
+    return lax.cond(applied, change, lambda: Updated(state.params, state.opt_state, jnp.zeros((), jnp.float32)))
+
+
+def forget_left(
+    optimizer: optax.GradientTransformation,
+    unit_map: UnitMap,
+    params: PyTree,
+    opt_state: PyTree,
+    before: RoleMasks,
+    after: RoleMasks,
+) -> PyTree:
+    """The optimiser state for the masks of the next step: moments of what is not trained any more are 0."""
+    left = jax.tree.map(lambda old, new: old & ~new, before.trained(unit_map, params), after.trained(unit_map, params))
+    any_left = jnp.stack([leaf.any() for leaf in jax.tree.leaves(left)]).any()
+    return lax.cond(any_left, lambda: forget_moments(optimizer, opt_state, left), lambda: opt_state)
