@@ -24,7 +24,7 @@ from openai import AsyncOpenAI
 
 MODEL = "policy"
 FINAL = {"central": "answer", "researcher": "report"}
-COMMON_WORDS = frozenset("what which is are the of with whose country and a".split())
+COMMON_WORDS = frozenset(["what", "which", "is", "are", "the", "of", "with", "whose", "country", "and", "a"])
 MAX_TERMS = 24
 MAX_LINE_BYTES = 1 << 20
 
