@@ -1,0 +1,1 @@
+"""Numbers and trajectories -> console progress, metrics.jsonl, TensorBoard events, report.html, `inspect`."""
