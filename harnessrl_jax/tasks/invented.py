@@ -7,6 +7,7 @@ knows turns up. Real *words* of both sides of the split are used; real facts are
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -28,6 +29,8 @@ LINKS = ["of", "and", "de", "del", "la", "the", "ad", "al"]
 COVERAGE = 0.9
 """Share of the fields that an invented country has; the real one has about 0.83 of them."""
 
+MOST_COPIES = 8
+
 
 class _Names:
     """A stream of invented names; uses only `rng.random()`, whose stream no Python version changes."""
@@ -35,6 +38,7 @@ class _Names:
     def __init__(self, rng: random.Random, words: Sequence[str]):
         self._rng = rng
         self._words = words
+        self._lower = [word for word in words if word[0].islower() and word not in LINKS]
 
     def chance(self, probability: float) -> bool:
         return self._rng.random() < probability
@@ -56,8 +60,8 @@ class _Names:
 
     def word(self) -> str:
         kind = self._rng.random()
-        word = self.pick(self._words) if kind < 0.4 else self.splice() if kind < 0.75 else self.syllables()
-        return word if len(word) <= 14 else word[:14]
+        word = self.pick(self._words) if kind < 0.5 else self.splice() if kind < 0.8 else self.syllables()
+        return word if len(word) <= 16 else word[:16]
 
     def capital_word(self) -> str:
         word = self.word().strip("'.-")
@@ -65,14 +69,14 @@ class _Names:
 
     def name(self, longest: int = 3) -> str:
         words = [self.capital_word()]
-        while len(words) < longest and self.chance(0.35):
+        while len(words) < longest and self.chance(0.4):
             if self.chance(0.12):
                 words.append(self.pick(LINKS))
             words.append(self.capital_word())
         return " ".join(words)
 
     def lower_word(self) -> str:
-        return self.word().strip("'.-").lower() or self.lower_word()
+        return self.pick(self._lower) if self.chance(0.5) else self.word().strip("'.-").lower() or self.lower_word()
 
 
 def _currency(names: _Names, country: str) -> str:
@@ -124,9 +128,13 @@ VALUES: Mapping[str, Callable[[_Names, str], str]] = {
 
 @cache
 def real_words() -> tuple[str, ...]:
-    """Every word of a name or value of the World Factbook, once, sorted."""
+    """Every word of a name or value of the World Factbook, sorted, as often as it occurs, up to `MOST_COPIES` times.
+
+    Frequent words are the ones a tokenizer has whole, so they must turn up often enough to be learnt.
+    """
     text = " ".join(f"{fact.country} {fact.value}" for fact in load_facts() if len(fact.value) > 2)
-    return tuple(sorted({word for word in re.split(r"[ -]", text) if len(word.strip("'.")) > 1}))
+    counts = Counter(word for word in text.split() if len(word.strip("'.")) > 1)
+    return tuple(word for word in sorted(counts) for _ in range(min(counts[word], MOST_COPIES)))
 
 
 def invented_facts(seed: int, countries: int) -> FactTable:
