@@ -1,17 +1,43 @@
 """Calls of a harness -> trees, roles, advantages and packed rows. NumPy only: usable where JAX is absent."""
 
-from harnessrl_jax.trajectories.packing import PackedBatch, Targets
+from harnessrl_jax.trajectories.accounting import Drop
+from harnessrl_jax.trajectories.credit import (
+    CreditedCall,
+    CreditedCalls,
+    call_advantages,
+    leave_one_out,
+    loss_weights,
+    process_by_call_index,
+    supervised_calls,
+)
+from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall, build_lineage
+from harnessrl_jax.trajectories.packing import (
+    PackedBatch,
+    PackedStep,
+    PackingReport,
+    pack,
+    pack_groups,
+    target_context,
+)
 from harnessrl_jax.trajectories.parsing import ParsedOutput, ToolBlock, parse_tool_calls
 from harnessrl_jax.trajectories.records import Call, LogpKind, Role, Rollout, Span, Task, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles, call_roles
+from harnessrl_jax.trajectories.targets import Targets, build_targets
 from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, ancestor, build, path
 
 __all__ = [
     "ROOT",
     "Call",
+    "CreditedCall",
+    "CreditedCalls",
+    "Drop",
+    "Lineage",
+    "LinkedCall",
     "LogpKind",
     "OutputRoles",
     "PackedBatch",
+    "PackedStep",
+    "PackingReport",
     "ParsedOutput",
     "PrefixTree",
     "Role",
@@ -24,7 +50,17 @@ __all__ = [
     "ancestor",
     "assign_roles",
     "build",
+    "build_lineage",
+    "build_targets",
+    "call_advantages",
     "call_roles",
+    "leave_one_out",
+    "loss_weights",
+    "pack",
+    "pack_groups",
     "parse_tool_calls",
     "path",
+    "process_by_call_index",
+    "supervised_calls",
+    "target_context",
 ]

@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -36,14 +37,14 @@ def whole(where: str, name: str, value: object, at_least: int = 0) -> None:
     need(good, where, name, value, f"an integer of at least {at_least}")
 
 
-def number(where: str, name: str, value: object) -> float:
+def number(where: str, name: str, value: Any) -> float:
     """A finite number, as a Python float; a bool is none."""
-    good = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    need(good and math.isfinite(cast(float, value)), where, name, value, "a finite number")
-    return float(cast(float, value))
+    good = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    need(good and math.isfinite(value), where, name, value, "a finite number")
+    return float(value)
 
 
-def one_of(where: str, name: str, value: object, known: Iterable[str]) -> None:
+def one_of(where: str, name: str, value: object, known: Sequence[str]) -> None:
     """One of the known words."""
     need(value in known, where, name, value, "one of " + ", ".join(known))
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int, Int32, Int64
 
 from harnessrl_jax.errors import PackingError
 
@@ -44,13 +44,12 @@ def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
       The tree, and for each sequence the node of its last token (`ROOT` if the sequence is empty).
     """
     length = np.array([len(s) for s in sequences], np.int64)
-    keys = [np.asarray(s, ">i4").tobytes() for s in sequences]  # big-endian, so that bytes sort like ids
+    keys: list[bytes] = [np.asarray(s, ">i4").tobytes() for s in sequences]  # big-endian, so that bytes sort like ids
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     length = length[order]
-    token = np.frombuffer(b"".join([keys[i] for i in order]), ">i4").astype(np.int32)
+    token = np.frombuffer(b"".join([keys[i] for i in order.tolist()]), ">i4").astype(np.int32)
     shared = _shared_with_previous(token, length)
-    start = np.cumsum(length) - length
-    position = np.arange(len(token)) - np.repeat(start, length)
+    position = offsets(length)
     new = position >= np.repeat(shared, length)
     depth = position[new].astype(np.int32)
     parent, subtree_end, last = _links(shared, length, len(depth))
@@ -91,6 +90,11 @@ def ancestor(
     return np.where(np.asarray(depth) < 0, ROOT, by_depth[np.maximum(found, 0)] if size else ROOT).astype(np.int32)
 
 
+def offsets(size: Int[np.ndarray, " run"]) -> Int64[np.ndarray, " item"]:
+    """0, 1, ... size-1 for each run, the runs one after the other."""
+    return np.arange(int(size.sum()), dtype=np.int64) - np.repeat(np.cumsum(size) - size, size)
+
+
 def _shared_with_previous(
     token: Int32[np.ndarray, " token"], length: Int[np.ndarray, " seq"]
 ) -> Int[np.ndarray, " seq"]:
@@ -98,8 +102,7 @@ def _shared_with_previous(
     before = np.concatenate([np.zeros(1, np.int64), length[:-1]])[: len(length)]
     most = np.minimum(length, before)
     start = np.cumsum(length) - length
-    offset = np.arange(most.sum()) - np.repeat(np.cumsum(most) - most, most)
-    here = np.repeat(start, most) + offset
+    here = np.repeat(start, most) + offsets(most)
     differs = np.flatnonzero(token[here] != token[here - np.repeat(before, most)])
     first = np.cumsum(most) - most
     at = np.searchsorted(differs, first)
