@@ -45,9 +45,10 @@ def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
     """
     length = np.array([len(s) for s in sequences], np.int64)
     keys: list[bytes] = [np.asarray(s, ">i4").tobytes() for s in sequences]  # big-endian, so that bytes sort like ids
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    ranked = sorted(range(len(keys)), key=keys.__getitem__)
+    order = np.array(ranked, np.int64)
     length = length[order]
-    token = np.frombuffer(b"".join([keys[i] for i in order.tolist()]), ">i4").astype(np.int32)
+    token = np.frombuffer(b"".join([keys[place] for place in ranked]), ">i4").astype(np.int32)
     shared = _shared_with_previous(token, length)
     position = offsets(length)
     new = position >= np.repeat(shared, length)
