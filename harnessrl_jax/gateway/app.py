@@ -1,0 +1,177 @@
+"""HTTP requests -> the gateway -> HTTP replies, as JSON or server-sent events. Every error has OpenAI's shape."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from harnessrl_jax.errors import StoreError, TextError
+from harnessrl_jax.gateway.capture import Envelope
+from harnessrl_jax.gateway.chat import parse_request, reply_events, reply_json
+from harnessrl_jax.gateway.identity import session_of
+from harnessrl_jax.gateway.refusal import Refusal, bad_request, openai_error
+from harnessrl_jax.gateway.registry import OpenRollout, Rollouts
+from harnessrl_jax.gateway.service import Gateway, closed
+from harnessrl_jax.sampler.protocol import Sampler
+
+LOGGER = logging.getLogger(__name__)
+DEFAULT_AGENT = "agent"
+MODEL = "policy"
+MAX_BODY_BYTES = 16 << 20
+
+
+def create_app(
+    gateway: Gateway, rollouts: Rollouts, sampler: Sampler, *, max_body_bytes: int = MAX_BODY_BYTES
+) -> Starlette:
+    """Wires the routes. The sampler is started with the application and closed with it.
+
+    Args:
+      gateway: answers chat requests.
+      rollouts: who may ask.
+      sampler: the gateway's sampler.
+      max_body_bytes: longer requests are refused with 413.
+
+    Returns:
+      An ASGI application:
+        `POST /{run}/{rollout}/{attempt}[/{agent}]/v1/chat/completions`
+        `GET /{run}/{rollout}/{attempt}[/{agent}]/v1/models`
+        `GET /health`
+    """
+
+    async def chat(request: Request) -> Response:
+        started_s = gateway.clock()
+        rollout = _admit(rollouts, request)
+        try:
+            if rollout.closed:
+                rollout.counts["late"] += 1
+                raise closed(rollout)
+            body = await _body(request, max_body_bytes)
+            wanted = parse_request(body)
+            answer = await gateway.answer(rollout, _envelope(request, body, started_s), wanted)
+        except TextError as error:
+            rollout.counts["refused/template"] += 1
+            raise bad_request(str(error), code="template", param="messages") from error
+        except Refusal as refusal:
+            rollout.counts[f"refused/{refusal.code}"] += 1
+            raise
+        settle = lambda delivered: gateway.settle(rollout, answer, delivered)
+        if not wanted.stream:
+            return _Delivery(reply_json(answer.reply), "application/json", settle)
+        events = reply_events(answer.reply, include_usage=wanted.include_usage)
+        return _Delivery(b"".join(events), "text/event-stream; charset=utf-8", settle)
+
+    async def models(request: Request) -> Response:
+        _admit(rollouts, request)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "harnessrl_jax"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await sampler.start()
+        try:
+            yield
+        finally:
+            await sampler.close()
+
+    routes = [Route("/health", health)]
+    for prefix in ("/{run}/{rollout}/{attempt}", "/{run}/{rollout}/{attempt}/{agent}"):
+        routes.append(Route(f"{prefix}/v1/chat/completions", chat, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/models", models))
+    handlers = {Refusal: _refused, HTTPException: _no_route, StoreError: _not_stored, Exception: _broken}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+class _Delivery(Response):
+    """A reply whose calls are on disk; afterwards it is known whether the client was there to take it."""
+
+    def __init__(self, body: bytes, media_type: str, settle: Callable[[bool], None]) -> None:
+        super().__init__(body, media_type=media_type)
+        self._settle = settle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        delivered = False
+        try:
+            gone = await Request(scope, receive).is_disconnected()
+            await super().__call__(scope, receive, send)
+            delivered = not gone
+        finally:
+            self._settle(delivered)
+
+
+def _admit(rollouts: Rollouts, request: Request) -> OpenRollout:
+    names = request.path_params
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    key = secret.strip() if scheme.lower() == "bearer" else None
+    return rollouts.find(names["run"], names["rollout"], names["attempt"], key)
+
+
+def _envelope(request: Request, body: str, started_s: float) -> Envelope:
+    agent = request.path_params.get("agent", DEFAULT_AGENT)
+    headers = request.headers
+    retries = headers.get("x-stainless-retry-count", "0")
+    return Envelope(
+        agent=agent,
+        session_id=session_of(headers.get("x-session-id"), agent),
+        opened_by=headers.get("x-parent-tool-call-id"),
+        retry=retries.isascii() and retries.isdigit() and int(retries[:9]) > 0,
+        body=body,
+        started_s=started_s,
+    )
+
+
+async def _body(request: Request, limit: int) -> str:
+    """The body as text, never reading much more than `limit` bytes."""
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise Refusal(
+                    f"The request is longer than {limit} bytes. Shorten the conversation.",
+                    status=413,
+                    code="request_too_large",
+                )
+    except ClientDisconnect as error:
+        raise bad_request("The client left before its request was complete.", code="incomplete_request") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(f"The body is not UTF-8 ({error.reason} at byte {error.start}).") from error
+
+
+def _respond(refusal: Refusal) -> Response:
+    body, headers = openai_error(refusal)
+    return JSONResponse(body, refusal.status, headers)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _respond(error)
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    wanted = "POST {base_url}/v1/chat/completions or GET {base_url}/v1/models"
+    return _respond(
+        Refusal(f"{where}: {error.detail}. This gateway serves {wanted}.", status=error.status_code, code="no_route")
+    )
+
+
+def _not_stored(request: Request, error: Exception) -> Response:
+    LOGGER.error("%s", error)
+    return _respond(Refusal(str(error), status=503, code="store_failed"))
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    text = f"The gateway failed on this request ({type(error).__name__}); the log has the traceback."
+    return _respond(Refusal(text, status=500, code="internal_error"))

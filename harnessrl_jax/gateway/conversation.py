@@ -1,0 +1,208 @@
+"""Messages, tools and the turns sampled before -> prompt ids.
+
+An assistant turn that the harness echoes comes back as the ids that were sampled, never as text that is encoded again;
+everything around it equals the canonical render.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harnessrl_jax.errors import TextError
+from harnessrl_jax.gateway.text import TextCodec
+from harnessrl_jax.trajectories.records import ToolCall
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One sampled assistant turn, as the harness received it."""
+
+    call_id: str
+    session_id: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+
+
+class Prompt(NamedTuple):
+    """What the sampler will read, and how it came about.
+
+    Attributes:
+      ids: the prompt.
+      spliced: call ids of the turns whose sampled ids stand in it, in order.
+      rewrites: why each other assistant turn was rendered as text: `unknown` (never sampled here), `content`, `calls`
+        or `arguments` (sampled, but changed by the harness), `template` (it writes such a turn in a way that sampled
+        ids cannot replace).
+    """
+
+    ids: list[int]
+    spliced: tuple[str, ...]
+    rewrites: tuple[str, ...]
+
+
+class Turns:
+    """The sampled turns of one attempt of a rollout, found by what a harness echoes."""
+
+    def __init__(self) -> None:
+        self._by_tool_call: dict[str, Turn] = {}
+        self._by_content: defaultdict[str, list[Turn]] = defaultdict(list)
+
+    def add(self, turn: Turn) -> None:
+        """Makes a turn known; call it before the harness can echo it."""
+        for call in turn.tool_calls:
+            self._by_tool_call[call.id] = turn
+        if not turn.tool_calls:
+            self._by_content[_bare(turn.content)].append(turn)
+
+    def opener(self, tool_call_id: str) -> str | None:
+        """The call that made a tool call, or None."""
+        turn = self._by_tool_call.get(tool_call_id)
+        return None if turn is None else turn.call_id
+
+    def find(self, message: Message) -> tuple[list[Turn], str]:
+        """Turns that an echoed assistant message may stand for; if there is none, why."""
+        calls = message.get("tool_calls") or []
+        if not calls:
+            turns = self._by_content.get(_bare(message.get("content") or ""), [])
+            return turns, "" if turns else "unknown"
+        turn = self._by_tool_call.get(calls[0].get("id", ""))
+        if turn is None:
+            return [], "unknown"
+        change = _change(turn, message.get("content") or "", calls)
+        return ([], change) if change else ([turn], "")
+
+
+def build_prompt(
+    codec: TextCodec, turns: Turns, session_id: str, messages: Sequence[Message], tools: Sequence[Message]
+) -> Prompt:
+    """The ids that a request asks the model to continue.
+
+    A turn found by a tool-call id is that turn. Content alone may have been sampled several times: the turn whose
+    prompt is exactly what stands before it wins, then the earliest of the same session; a turn of another session
+    counts only with its exact prompt, so that the result does not depend on what runs at the same time.
+
+    Args:
+      codec: the model's tokenizer and template.
+      turns: what was sampled in this attempt.
+      session_id: the conversation that asks.
+      messages: chat messages with parsed tool-call arguments.
+      tools: tool definitions.
+
+    Raises:
+      TextError: the template refuses the messages.
+    """
+    found: dict[int, list[Turn]] = {}
+    rewrites: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            candidates, reason = turns.find(message)
+            if candidates:
+                found[index] = candidates
+            else:
+                rewrites.append(reason)
+    guarded = codec.protect(messages, tools)
+    canonical = codec.render(guarded)
+    borders: list[str] = [canonical]
+    bodies: list[str] = []
+    if found:
+        try:
+            borders = codec.render(guarded, found).split(guarded.mark)
+        except TextError:
+            borders = []
+        bodies = _bodies(canonical, borders, len(found))
+        if not bodies:
+            rewrites += ["template"] * len(found)
+            borders, found = [canonical], {}
+    ids, spliced, unmatched = _splice(codec, guarded.breaker, borders, bodies, list(found.values()), session_id)
+    return Prompt(ids, spliced, (*rewrites, *unmatched))
+
+
+def _splice(
+    codec: TextCodec,
+    breaker: str,
+    borders: list[str],
+    bodies: list[str],
+    candidates: list[list[Turn]],
+    session_id: str,
+) -> tuple[list[int], tuple[str, ...], list[str]]:
+    """Ids of border, turn, border, ..., each turn as sampled where one fits and as text where none does."""
+    ids: list[int] = []
+    spliced: list[str] = []
+    unmatched: list[str] = []
+    pending, ended = borders[0], False
+    for body, border, turns in zip(bodies, borders[1:], candidates, strict=True):
+        before = ids + _after(codec, pending, breaker, ended)
+        turn = _choose(turns, before, session_id)
+        if turn is None:
+            unmatched.append("unknown")
+            pending += body + border
+            continue
+        spliced.append(turn.call_id)
+        ids = before + list(turn.output_ids)
+        pending, ended = border, turn.output_ids[-1] in codec.stop_ids
+    return ids + _after(codec, pending, breaker, ended), tuple(spliced), unmatched
+
+
+def _after(codec: TextCodec, text: str, breaker: str, ended: bool) -> list[int]:
+    """Ids of a border. The template closes the turn before it, which a sampled end of turn has done already."""
+    ids = codec.encode(text, breaker)
+    return ids[1:] if ended and ids and ids[0] in codec.stop_ids else ids
+
+
+def _choose(turns: list[Turn], before: list[int], session_id: str) -> Turn | None:
+    if len(turns) == 1 and turns[0].tool_calls:
+        return turns[0]
+    read = tuple(before)
+    exact = next((turn for turn in turns if turn.prompt_ids == read), None)
+    return exact or next((turn for turn in turns if turn.session_id == session_id), None)
+
+
+def _bodies(canonical: str, borders: list[str], count: int) -> list[str]:
+    """What the canonical render holds between the borders; [] if the borders do not frame it."""
+    if len(borders) != count + 1 or not canonical.startswith(borders[0]):
+        return []
+    bodies: list[str] = []
+    at = len(borders[0])
+    for border in borders[1:-1]:
+        end = canonical.find(border, at)
+        if end < 0:
+            return []
+        bodies.append(canonical[at:end])
+        at = end + len(border)
+    end = len(canonical) - len(borders[-1])
+    if end < at or not canonical.endswith(borders[-1]):
+        return []
+    return [*bodies, canonical[at:end]]
+
+
+def _change(turn: Turn, content: str, calls: Sequence[Message]) -> str:
+    """What the harness changed in a turn that made tool calls; "" if nothing that matters."""
+    if _bare(content) != _bare(turn.content):
+        return "content"
+    echoed = [(call.get("id"), call["function"]["name"]) for call in calls]
+    if echoed != [(call.id, call.name) for call in turn.tool_calls]:
+        return "calls"
+    same = all(
+        same_json(call["function"]["arguments"], json.loads(sampled.arguments))
+        for call, sampled in zip(calls, turn.tool_calls, strict=True)
+    )
+    return "" if same else "arguments"
+
+
+def same_json(a: Any, b: Any) -> bool:
+    """Whether two JSON values mean the same: key order and `1` against `1.0` do not matter, `true` is not `1`."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_json(value, b[key]) for key, value in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same_json, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def _bare(content: str) -> str:
+    """Content without the white space that harnesses add or strip; null and missing are ""."""
+    return content.strip()
