@@ -1,9 +1,13 @@
 """An optax optimiser -> one that leaves parameters outside the partition bit for bit as they are."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, PyTree
+
+from harnessrl_jax.errors import PartitionError
 
 
 def freeze_outside(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -11,17 +15,19 @@ def freeze_outside(optimizer: optax.GradientTransformation) -> optax.GradientTra
 
     Masking gradients is not a freeze: weight decay and old momentum still move a parameter whose gradient is 0. The
     state is that of `optimizer`.
+
+    Raises:
+      PartitionError: at `update`, when `trained` is missing.
     """
     inner = optax.with_extra_args_support(optimizer)
 
     def update(
-        updates: PyTree,
-        state: PyTree,
-        params: PyTree | None = None,
-        *,
-        trained: PyTree[Bool[Array, "..."]],
-        **extra: object,
+        updates: PyTree, state: PyTree, params: PyTree | None = None, *, trained: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
+        if trained is None:
+            raise PartitionError(
+                "freeze_outside: update() was called without `trained`; pass trained=masks.trained(unit_map, params)"
+            )
         updates, state = inner.update(updates, state, params, **extra)
         # -0.0, because x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0.
         return jax.tree.map(lambda mask, leaf: jnp.where(mask, leaf, -0.0), trained, updates), state

@@ -14,6 +14,7 @@ from harnessrl_jax.training.assignment import AssignedRows
 from harnessrl_jax.training.objectives import Objective, roles_of, row_loss
 from harnessrl_jax.training.rows import RowFn, RowOutput
 from harnessrl_jax.training.sharding import ROW_AXES
+from harnessrl_jax.training.state import TrainState
 from harnessrl_jax.training.tally import Tally, tally_row
 
 MicroLoss = Callable[[PyTree, AssignedRows], tuple[Float[Array, " role"], Tally]]
@@ -39,7 +40,7 @@ def micro_loss(row_fn: RowFn, objective: Objective) -> MicroLoss:
     return rows
 
 
-def micro_batches(assigned: AssignedRows, micro_rows: int, mesh: jax.sharding.Mesh | None) -> AssignedRows:
+def micro_batches(assigned: AssignedRows, micro_rows: int, shardings: TrainState | None) -> AssignedRows:
     """Cuts the row axis into [micro-batch, row of it]; on a mesh, every micro-batch lies along all row devices.
 
     Raises:
@@ -52,8 +53,9 @@ def micro_batches(assigned: AssignedRows, micro_rows: int, mesh: jax.sharding.Me
             "pack with max_rows a multiple of micro_rows"
         )
     cut = jax.tree.map(lambda leaf: leaf.reshape(rows // micro_rows, micro_rows, *leaf.shape[1:]), assigned)
-    if mesh is None:
+    if shardings is None:
         return cut
+    mesh = jax.tree.leaves(shardings)[0].mesh
     return lax.with_sharding_constraint(cut, NamedSharding(mesh, PartitionSpec(None, ROW_AXES)))
 
 
@@ -89,15 +91,13 @@ def accumulate(
 
 def zero_tally(objective: Objective, assigned: AssignedRows, capo: CapoState | tuple[()]) -> Tally:
     """The tally of no rows, float32."""
-    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), assigned)
-    targets = jax.ShapeDtypeStruct(row.role.shape, jnp.float32)
-    units: tuple[jax.ShapeDtypeStruct, ...] = ()
-    if isinstance(capo, CapoState):
-        _, layers, size = capo.units.shape
-        units = (jax.ShapeDtypeStruct((*row.role.shape, size), jnp.float32),) * layers
-    shapes = jax.eval_shape(
-        lambda output, one: tally_row(objective, output, one.rows, one.role, one.probed),
-        RowOutput(targets, targets, units),  # type: ignore[arg-type]  # shapes stand for arrays
-        row,
-    )
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    targets = assigned.role.shape[1]
+    layers, size = capo.units.shape[1:] if isinstance(capo, CapoState) else (0, 0)
+
+    def some_row(assigned: AssignedRows) -> Tally:
+        row, role, probed = jax.tree.map(lambda leaf: leaf[0], assigned)
+        zeros = jnp.zeros(targets, jnp.float32)
+        output = RowOutput(zeros, zeros, (jnp.zeros((targets, size), jnp.float32),) * layers)
+        return tally_row(objective, output, row, role, probed)
+
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(some_row, assigned))

@@ -7,13 +7,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from harnessrl_jax.capo import gradient_roles, probe_targets
 from harnessrl_jax.training.objectives import Objective, capo_of, roles_of
+from harnessrl_jax.training.rows import Row
 from harnessrl_jax.trajectories import PackedBatch
 
 
 class AssignedRows(NamedTuple):
     """Rows of a batch with what the whole batch says about their targets. Every array has a leading row axis."""
 
-    rows: PackedBatch
+    rows: Row
     role: Int[Array, "row target"]
     """Index of the loss; below 0 for targets of no loss."""
     probed: Bool[Array, "row target"]
@@ -32,7 +33,8 @@ class Assignment(NamedTuple):
 def assign(objective: Objective, batch: PackedBatch, rows_used: Int[Array, ""]) -> Assignment:
     """Finds each target's loss. Rows from `rows_used` on count as padding."""
     used = jnp.arange(batch.weight.shape[0]) < rows_used
-    rows = batch._replace(weight=jnp.where(used[:, None], batch.weight, 0))
+    rows = Row(*map(jnp.asarray, batch))
+    rows = rows._replace(weight=jnp.where(used[:, None], rows.weight, 0))
     counted = rows.weight > 0
     capo = capo_of(objective)
     if capo:

@@ -9,17 +9,17 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from harnessrl_jax.capo import Capo, RoleMasks, conflict, reference_gradient, role_gradients, route
+from harnessrl_jax.capo import conflict, reference_gradient, role_gradients, route
 from harnessrl_jax.training.accumulate import Gradient, MicroLoss, accumulate, micro_batches, micro_loss, zero_tally
 from harnessrl_jax.training.assignment import AssignedRows, Assignment
-from harnessrl_jax.training.objectives import Objective, capo_of, roles_of
+from harnessrl_jax.training.objectives import Objective, roles_of
 from harnessrl_jax.training.rows import RowFn
-from harnessrl_jax.training.state import TrainState, widened
+from harnessrl_jax.training.state import Routing, TrainState, widened
 from harnessrl_jax.training.tally import Tally, conflict_metrics
 
 
 class BatchGradient(NamedTuple):
-    """What a whole batch says, divided by the global denominators."""
+    """What a whole batch says."""
 
     gradient: PyTree
     """Routed where the objective is; float32 at least."""
@@ -29,71 +29,80 @@ class BatchGradient(NamedTuple):
     """Metrics of the role gradients before routing; empty where there is one role."""
 
 
+class Form(NamedTuple):
+    """A way to take gradients micro-batch by micro-batch."""
+
+    axes: tuple[int, ...]
+    """Leading axes of the running gradient: one for roles that stay apart, none for roles routed at once."""
+    gradient: Gradient
+    finish: Callable[[PyTree], tuple[PyTree, dict[str, Array]]]
+    """The finished sum -> the gradient to apply, and metrics."""
+
+
 def batch_gradient(
     row_fn: RowFn, objective: Objective, *, micro_rows: int, shardings: TrainState | None
-) -> Callable[[TrainState, Assignment, RoleMasks | None, Int[Array, ""]], BatchGradient]:
-    """The gradient function of an objective: (state, assignment, masks, rows used) -> BatchGradient."""
-    loss, capo = micro_loss(row_fn, objective), capo_of(objective)
+) -> Callable[[PyTree, Assignment, Routing | None, Int[Array, ""]], BatchGradient]:
+    """The gradient function of an objective: (params, assignment, routing, rows used) -> BatchGradient."""
+    loss, roles = micro_loss(row_fn, objective), roles_of(objective)
 
-    def summed(
-        gradient: Gradient, lead: tuple[int, ...], state: TrainState, work: Assignment, rows_used: Int[Array, ""]
-    ) -> tuple[PyTree, Float[Array, " role"], Tally]:
-        mesh = shardings.step.mesh if shardings else None
-        start = (
-            jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), widened(state.params)),
-            jnp.zeros(roles_of(objective)),
-            zero_tally(objective, work.assigned, state.capo),
+    def gradient_of(params: PyTree, work: Assignment, routing: Routing | None, rows_used: Array) -> BatchGradient:
+        form = _form(_divided(loss, work.denominator), routing, params)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((*form.axes, *leaf.shape), leaf.dtype), widened(params))
+        capo = routing.state if routing else ()
+        total, losses, tally = accumulate(
+            form.gradient,
+            params,
+            micro_batches(work.assigned, micro_rows, shardings),
+            rows_used,
+            (zeros, jnp.zeros(roles), zero_tally(objective, work.assigned, capo)),
+            _holder(form.axes, shardings),
         )
-        micro = micro_batches(work.assigned, micro_rows, mesh)
-        return accumulate(gradient, state.params, micro, rows_used, start, _holder(lead, shardings))
+        gradient, measured = form.finish(total)
+        return BatchGradient(gradient, losses, tally, measured)
 
-    def plain(state: TrainState, work: Assignment, masks: RoleMasks | None, rows_used: Int[Array, ""]) -> BatchGradient:
-        stacked, losses, tally = summed(_apart(loss), (1,), state, work, rows_used)
-        gradient = jax.tree.map(lambda leaf: leaf[0] / work.denominator[0], stacked)
-        return BatchGradient(gradient, losses / work.denominator, tally, {})
+    return gradient_of
 
-    def vjp(state: TrainState, work: Assignment, masks: RoleMasks, rows_used: Int[Array, ""]) -> BatchGradient:
-        stacked, losses, tally = summed(_apart(loss), (len(work.denominator),), state, work, rows_used)
-        apart = jax.tree.map(lambda leaf: leaf / work.denominator.reshape(-1, *(1,) * (leaf.ndim - 1)), stacked)
-        measured = conflict_metrics(conflict(capo.unit_map, apart, state.capo.units))
-        return BatchGradient(route(capo.unit_map, apart, masks), losses / work.denominator, tally, measured)
 
-    def reference(state: TrainState, work: Assignment, masks: RoleMasks, rows_used: Int[Array, ""]) -> BatchGradient:
-        gradient, losses, tally = summed(_routed(loss, capo, masks, work.denominator), (), state, work, rows_used)
-        # The role gradients never exist apart: the metrics keep the partition's sizes and mark conflict as not valid.
-        apart = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), state.params)
-        return BatchGradient(
-            gradient, losses, tally, conflict_metrics(conflict(capo.unit_map, apart, state.capo.units))
-        )
+def _divided(loss: MicroLoss, denominator: Float[Array, " role"]) -> MicroLoss:
+    """Summed losses over their *global* weights: sums of these over micro-batches are the losses of the batch."""
 
-    if capo is None:
-        return plain
-    return reference if capo.routing == "reference" else vjp
+    def divided(params: PyTree, part: AssignedRows) -> tuple[Float[Array, " role"], Tally]:
+        losses, tally = loss(params, part)
+        return losses / denominator, tally
+
+    return divided
+
+
+def _form(loss: MicroLoss, routing: Routing | None, params: PyTree) -> Form:
+    if routing is None:
+        return Form((1,), _apart(loss), lambda total: (jax.tree.map(lambda leaf: leaf[0], total), {}))
+    capo, state, masks = routing
+
+    def measure(gradients: PyTree) -> dict[str, Array]:
+        return conflict_metrics(conflict(capo.unit_map, gradients, state.units))
+
+    if capo.routing == "vjp":
+        axes = (capo.roles,)
+        return Form(axes, _apart(loss), lambda total: (route(capo.unit_map, total, masks), measure(total)))
+
+    def routed(params: PyTree, part: AssignedRows) -> tuple[PyTree, Float[Array, " role"], Tally]:
+        return reference_gradient(lambda p: loss(p, part), params, capo.unit_map, masks)
+
+    # The role gradients never exist apart: the metrics keep the partition's sizes and mark conflict as not valid.
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), params)
+    return Form((), routed, lambda total: (total, measure(nothing)))
 
 
 def _apart(loss: MicroLoss) -> Gradient:
     return lambda params, part: role_gradients(lambda p: loss(p, part), params)
 
 
-def _routed(loss: MicroLoss, capo: Capo, masks: RoleMasks, denominator: Float[Array, " role"]) -> Gradient:
-    """Divides inside: after routing, the roles' shares can no longer be told apart."""
-
-    def gradient(params: PyTree, part: AssignedRows) -> tuple[PyTree, Float[Array, " role"], Tally]:
-        def divided(p: PyTree) -> tuple[Float[Array, " role"], Tally]:
-            losses, tally = loss(p, part)
-            return losses / denominator, tally
-
-        return reference_gradient(divided, params, capo.unit_map, masks)
-
-    return gradient
-
-
-def _holder(lead: tuple[int, ...], shardings: TrainState | None) -> Callable[[PyTree], PyTree]:
+def _holder(axes: tuple[int, ...], shardings: TrainState | None) -> Callable[[PyTree], PyTree]:
     """Keeps a running gradient split like its parameters, so that no device holds all of it."""
     if shardings is None:
         return lambda tree: tree
     like = jax.tree.map(
-        lambda sharding: NamedSharding(sharding.mesh, PartitionSpec(*(None,) * len(lead), *sharding.spec)),
+        lambda sharding: NamedSharding(sharding.mesh, PartitionSpec(*(None,) * len(axes), *sharding.spec)),
         shardings.params,
     )
     return lambda tree: lax.with_sharding_constraint(tree, like)

@@ -8,8 +8,7 @@ from jaxtyping import Array, Float
 
 from harnessrl_jax.capo import Capo
 from harnessrl_jax.losses import Sum, clipped_surrogate, cross_entropy
-from harnessrl_jax.training.rows import RowOutput
-from harnessrl_jax.trajectories import PackedBatch
+from harnessrl_jax.training.rows import Row, RowOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ def roles_of(objective: Objective) -> int:
     return capo.roles if capo else 1
 
 
-def behaviour_logp(output: RowOutput, row: PackedBatch) -> Float[Array, " target"]:
+def behaviour_logp(output: RowOutput, row: Row) -> Float[Array, " target"]:
     """The sampler's log-probs; where it reported none, the current ones without gradient.
 
     The ratio there is 1 and its gradient that of log π: on-policy REINFORCE. The placeholder is never read.
@@ -49,7 +48,7 @@ def behaviour_logp(output: RowOutput, row: PackedBatch) -> Float[Array, " target
     return jnp.where(row.has_logp, row.logp_behaviour, lax.stop_gradient(output.logp))
 
 
-def row_loss(objective: Objective, output: RowOutput, row: PackedBatch, weight: Float[Array, " target"]) -> Sum:
+def row_loss(objective: Objective, output: RowOutput, row: Row, weight: Float[Array, " target"]) -> Sum:
     """The loss of the targets of one row that `weight` selects."""
     if isinstance(objective, Supervised):
         return cross_entropy(output.logp, weight)

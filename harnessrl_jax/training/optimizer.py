@@ -1,19 +1,17 @@
 """Plain numbers -> an optax optimiser and its learning-rate schedule."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PyTree
-
-Schedule = Callable[[Array], Float[Array, ""]]
 
 
 def learning_rate_schedule(
     *, peak: float, warmup_steps: int, decay: Literal["constant", "cosine"], steps: int, final_fraction: float
-) -> Schedule:
+) -> optax.Schedule:
     """Linear warm-up to `peak`, reached at update `warmup_steps`, then constant or half a cosine down.
 
     Args:
@@ -24,7 +22,7 @@ def learning_rate_schedule(
       final_fraction: the cosine ends at this share of the peak.
     """
 
-    def rate(count: Array) -> Float[Array, ""]:
+    def rate(count: ArrayLike) -> Float[Array, ""]:
         done = jnp.asarray(count, jnp.float32) + 1
         warm = jnp.minimum(done / max(warmup_steps, 1), 1.0)
         if decay == "constant":
@@ -36,7 +34,7 @@ def learning_rate_schedule(
 
 
 def make_optimizer(
-    *, learning_rate: float | Schedule, b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
+    *, learning_rate: float | optax.Schedule, b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
 ) -> optax.GradientTransformation:
     """AdamW after clipping by the global norm. Only matrices decay: norm scales and biases do not."""
 

@@ -3,11 +3,28 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from harnessrl_jax.attention import Implementation
 from harnessrl_jax.models import DecoderConfig, row_hidden, target_logps
-from harnessrl_jax.trajectories import PackedBatch
+
+
+class Row(NamedTuple):
+    """One row of a `trajectories.PackedBatch` on the device: the same fields, as JAX arrays without the row axis."""
+
+    token: Int[Array, " slot"]
+    position: Int[Array, " slot"]
+    subtree_end: Int[Array, " slot"]
+    source: Int[Array, " target"]
+    target: Int[Array, " target"]
+    logp_behaviour: Float[Array, " target"]
+    has_logp: Bool[Array, " target"]
+    advantage: Float[Array, " target"]
+    role: Int[Array, " target"]
+    weight: Float[Array, " target"]
+    success: Bool[Array, " target"]
+    call: Int[Array, " target"]
+    rollout: Int[Array, " target"]
 
 
 class RowOutput(NamedTuple):
@@ -21,8 +38,8 @@ class RowOutput(NamedTuple):
     """Per layer, unit activations at the slot that predicts the target; () where nothing probes them."""
 
 
-RowFn = Callable[[PyTree, PackedBatch], RowOutput]
-"""(params, one row of a batch: its arrays without the row axis) -> RowOutput. Any model that fits can be trained."""
+RowFn = Callable[[PyTree, Row], RowOutput]
+"""(params, row) -> RowOutput. Whatever computes it can be trained."""
 
 
 def decoder_row_fn(
@@ -38,7 +55,7 @@ def decoder_row_fn(
       collect_units: whether to return unit activations, which CAPO needs.
     """
 
-    def row_fn(params: PyTree, row: PackedBatch) -> RowOutput:
+    def row_fn(params: PyTree, row: Row) -> RowOutput:
         hidden, units = row_hidden(
             config,
             params,

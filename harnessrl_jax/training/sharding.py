@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ DECODER_RULES = (
 )
 
 
-def make_mesh(*, data: int, fsdp: int, tensor: int, context: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(*, data: int, fsdp: int, tensor: int, context: int, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with axes `data, fsdp, tensor, context`; the compiler places what no sharding fixes (axis type Auto).
 
     Args:
@@ -65,8 +65,8 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, context: int, devices: Seque
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def parameter_specs(params: PyTree, mesh: Mesh, rules: Sequence[ShardingRule]) -> PyTree[PartitionSpec]:
-    """The split of each parameter: that of the first rule that matches its whole path.
+def parameter_specs(params: PyTree, mesh: Mesh, rules: Sequence[ShardingRule]) -> PyTree:
+    """The PartitionSpec of each parameter: that of the first rule that matches its whole path.
 
     Args:
       params: parameters, or their shapes.
@@ -100,8 +100,8 @@ def _check_split(name: str, shape: tuple[int, ...], rule: ShardingRule, mesh: Me
     for size, axis in zip(shape, rule.spec):
         if axis is not None and size % mesh.shape[axis]:
             raise ShardingError(
-                f"sharding: parameter {name!r} {list(shape)} has an axis of {size}, which mesh axis {axis!r} cannot cut "
-                f"into {mesh.shape[axis]} equal parts; use a smaller {axis!r}, or a rule that keeps this axis whole"
+                f"sharding: parameter {name!r} {list(shape)} has an axis of {size} that mesh axis {axis!r} "
+                f"cannot cut into {mesh.shape[axis]} equal parts; use a smaller {axis!r}, or a rule that keeps it whole"
             )
 
 
@@ -127,7 +127,7 @@ def state_shardings(
     moments = optax.tree_map_params(
         optimizer, lambda _, sharding: sharding, state.opt_state, params, transform_non_params=lambda _: whole
     )
-    return TrainState(params, moments, whole, jax.tree.map(lambda _: whole, state.capo))
+    return state._replace(params=params, opt_state=moments, step=whole, capo=jax.tree.map(lambda _: whole, state.capo))
 
 
 def place_state(state: TrainState, shardings: TrainState) -> TrainState:

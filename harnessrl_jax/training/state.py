@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
-from harnessrl_jax.capo import CapoState, init_capo
+from harnessrl_jax.capo import Capo, CapoState, RoleMasks, init_capo, role_masks
+from harnessrl_jax.errors import PartitionError
 from harnessrl_jax.training.objectives import Objective, capo_of
 
 
@@ -40,3 +41,28 @@ def init_state(params: PyTree, optimizer: optax.GradientTransformation, objectiv
 def widened(tree: PyTree) -> PyTree:
     """The tree in float32 at least: the type in which gradients are summed and the optimiser computes."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+
+
+class Routing(NamedTuple):
+    """How the gradients of one step are routed."""
+
+    capo: Capo
+    state: CapoState
+    masks: RoleMasks
+
+
+def routing_of(objective: Objective, state: CapoState | tuple[()]) -> Routing | None:
+    """The routing of a step; None for an objective without CAPO.
+
+    Raises:
+      PartitionError: the objective needs a partition and the state holds none.
+    """
+    capo = capo_of(objective)
+    if capo is None:
+        return None
+    if not isinstance(state, CapoState):
+        raise PartitionError(
+            "make_step: the objective routes gradients by role, but the train state holds no partition; "
+            "make the state with init_state(params, optimizer, objective) of the same objective"
+        )
+    return Routing(capo, state, role_masks(state, roles=capo.roles, ungated=capo.ungated))

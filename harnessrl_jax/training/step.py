@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from harnessrl_jax.capo import Capo, CapoState, RoleMasks, advance, role_masks
-from harnessrl_jax.training.assignment import Assignment, assign
-from harnessrl_jax.training.gradients import BatchGradient, batch_gradient
-from harnessrl_jax.training.objectives import Objective, capo_of
+from harnessrl_jax.capo import advance
+from harnessrl_jax.training.assignment import assign
+from harnessrl_jax.training.gradients import batch_gradient
+from harnessrl_jax.training.objectives import Objective
 from harnessrl_jax.training.rows import RowFn
-from harnessrl_jax.training.state import TrainState
+from harnessrl_jax.training.state import TrainState, routing_of
 from harnessrl_jax.training.tally import named_metrics, schedule_metrics
 from harnessrl_jax.training.update import forget_left, update
 from harnessrl_jax.trajectories import PackedBatch
@@ -55,50 +55,38 @@ def make_step(
     Raises:
       ShardingError: when traced, if `micro_rows` does not divide the rows.
     """
-    capo = capo_of(objective)
     gradient_of = batch_gradient(row_fn, objective, micro_rows=micro_rows, shardings=shardings)
 
     def step(state: TrainState, batch: PackedBatch, rows_used: Int[Array, ""]) -> tuple[TrainState, Metrics]:
         work = assign(objective, batch, rows_used)
-        masks = _masks(capo, state.capo)
-        found = gradient_of(state, work, masks, rows_used)
+        routing = routing_of(objective, state.capo)
+        found = gradient_of(state.params, work, routing, rows_used)
         finite = _all(jnp.isfinite, (found.gradient, found.losses))
         applied = finite & ~_all(lambda leaf: leaf == 0, found.gradient)
-        trained = masks.trained(capo.unit_map, state.params) if capo else None
+        trained = routing.masks.trained(routing.capo.unit_map, state.params) if routing else None
         params, opt_state, update_norm = update(optimizer, state, found.gradient, trained, applied)
-        metrics = named_metrics(objective, found.tally) | found.conflict
-        metrics |= {
-            "loss": found.losses.sum(),
-            "grad_norm": optax.tree.norm(found.gradient),
-            "update_norm": update_norm,
-        }
-        metrics |= {"applied": applied, "finite": finite, "rows": rows_used}
-        schedule = state.capo
-        if capo:
-            schedule = _advance(capo, state.capo, found, work, applied, finite)
-            opt_state = forget_left(optimizer, capo.unit_map, params, opt_state, masks, _masks(capo, schedule))
-            metrics |= schedule_metrics(schedule, found.tally.probe, work.rollouts)
+        metrics = (
+            named_metrics(objective, found.tally)
+            | found.conflict
+            | {
+                "loss": found.losses.sum(),
+                "grad_norm": optax.tree.norm(found.gradient),
+                "update_norm": update_norm,
+                "applied": applied,
+                "finite": finite,
+                "rows": rows_used,
+            }
+        )
+        capo = state.capo
+        if routing:
+            capo = advance(routing.state, found.tally.probe, work.rollouts, applied, routing.capo)
+            capo = jax.tree.map(lambda new, old: jnp.where(finite, new, old), capo, routing.state)
+            opt_state = forget_left(optimizer, routing, routing_of(objective, capo), params, opt_state)
+            metrics |= schedule_metrics(capo, found.tally.probe, work.rollouts)
         metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        return TrainState(params, opt_state, state.step + 1, schedule), metrics
+        return TrainState(params, opt_state, state.step + 1, capo), metrics
 
     return step
-
-
-def _masks(capo: Capo | None, state: CapoState | tuple[()]) -> RoleMasks | None:
-    return role_masks(state, roles=capo.roles, ungated=capo.ungated) if capo else None
-
-
-def _advance(
-    capo: Capo,
-    state: CapoState,
-    found: BatchGradient,
-    work: Assignment,
-    applied: Bool[Array, ""],
-    finite: Bool[Array, ""],
-) -> CapoState:
-    """The schedule after the step; a step with a number that is not finite leaves it alone too."""
-    after = advance(state, found.tally.probe, work.rollouts, applied, capo)
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
 
 
 def _all(test: Callable[[Array], Array], tree: PyTree) -> Bool[Array, ""]:

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 from harnessrl_jax.capo import ACTION, ARGS, CapoState, Conflict, Probe, probe_row
 from harnessrl_jax.losses import Sum, ratio_statistics, weighted_sum
 from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, row_loss
-from harnessrl_jax.training.rows import RowOutput
-from harnessrl_jax.trajectories import PackedBatch, Role
+from harnessrl_jax.training.rows import Row, RowOutput
+from harnessrl_jax.trajectories import Role
 
 LOGGED_ROLES = (Role.ACTION, Role.ARGS, Role.OTHER)
 
@@ -20,8 +20,8 @@ class Tally(NamedTuple):
 
     sums: dict[str, Any]
     peaks: dict[str, Float[Array, ""]]
-    probe: Probe | tuple[()]
-    """CAPO's statistics of the units, added like the sums; () where nothing is probed."""
+    probe: Any
+    """CAPO's `Probe`, added like the sums; () where nothing is probed."""
 
     def add(self, other: "Tally") -> "Tally":
         """The tally of both parts."""
@@ -43,7 +43,7 @@ class Tally(NamedTuple):
 def tally_row(
     objective: Objective,
     output: RowOutput,
-    row: PackedBatch,
+    row: Row,
     role: Int[Array, " target"],
     probed: Bool[Array, " target"],
 ) -> Tally:

@@ -8,8 +8,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from harnessrl_jax.capo import RoleMasks, UnitMap, forget_moments, freeze_outside
-from harnessrl_jax.training.state import TrainState, widened
+from harnessrl_jax.capo import forget_moments, freeze_outside
+from harnessrl_jax.training.state import Routing, TrainState, widened
 
 
 class Updated(NamedTuple):
@@ -44,14 +44,11 @@ def update(
 
 
 def forget_left(
-    optimizer: optax.GradientTransformation,
-    unit_map: UnitMap,
-    params: PyTree,
-    opt_state: PyTree,
-    before: RoleMasks,
-    after: RoleMasks,
+    optimizer: optax.GradientTransformation, before: Routing, after: Routing | None, params: PyTree, opt_state: PyTree
 ) -> PyTree:
-    """The optimiser state for the masks of the next step: moments of what is not trained any more are 0."""
-    left = jax.tree.map(lambda old, new: old & ~new, before.trained(unit_map, params), after.trained(unit_map, params))
+    """The optimiser state for the next step: moments of what its routing does not train any more are 0."""
+    unit_map = before.capo.unit_map
+    old, new = (each.masks.trained(unit_map, params) for each in (before, after or before))
+    left = jax.tree.map(lambda trained, still: trained & ~still, old, new)
     any_left = jnp.stack([leaf.any() for leaf in jax.tree.leaves(left)]).any()
     return lax.cond(any_left, lambda: forget_moments(optimizer, opt_state, left), lambda: opt_state)
