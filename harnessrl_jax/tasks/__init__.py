@@ -19,18 +19,20 @@ _HOME = {
     "TaskSource": "source",
     "TaskStream": "stream",
     "TfdsSource": "source",
+    "World": "worlds",
     "best_exact_match": "verifier",
     "best_f1": "verifier",
     "build_index": "search",
     "expected_score": "simulate",
     "heldout_tasks": "questions",
+    "heldout_world": "worlds",
     "invented_facts": "invented",
     "invented_tasks": "invented",
     "load_facts": "facts",
     "process_rewards": "process",
-    "search": "search",
     "split_facts": "questions",
     "train_tasks": "questions",
+    "training_world": "worlds",
 }
 
 __all__ = sorted(_HOME)

@@ -144,13 +144,13 @@ def make_tasks(
       table: the facts of the world.
       split: recorded in the tasks.
       per_template: at most this many of each template, chosen by the hash of the question.
-      world: first part of the task ids.
+      world: first part of the task ids, which are safe in URLs and file names if it is.
       keep: says for the countries of a chain whether the question may be used.
     """
     columns = []
     for template, drafts in TEMPLATES.items():
-        usable = [draft for draft in drafts(table) if keep(chain_countries(draft.chain))]
-        chosen = sorted(usable, key=lambda draft: stable_hash(draft.question))[:per_template]
+        usable = {draft.question: draft for draft in drafts(table) if keep(chain_countries(draft.chain))}
+        chosen = [usable[question] for question in sorted(usable, key=stable_hash)[:per_template]]
         columns.append([_task(draft, template, split, world) for draft in chosen])
     return tuple(task for row in zip_longest(*columns) for task in row if task is not None)
 
@@ -158,7 +158,7 @@ def make_tasks(
 def _task(draft: Draft, template: str, split: Split, world: str) -> Task:
     results = [step.report for step in _oracle(draft.plan, draft.chain)]
     return Task(
-        task_id=f"{world}/{template}/{stable_hash(draft.question):016x}",
+        task_id=f"{world}.{template}.{stable_hash(draft.question):016x}",
         question=draft.question,
         answers=(draft.plan.answer(results),),
         hops=len(draft.chain),
