@@ -4,12 +4,13 @@ Every chart is drawn in its own user units and scales with the column it stands 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
+MOST_HOVERS = 150
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class Line:
 
     Attributes:
       label: its name in the legend and in the hover text.
-      colour: class of the style sheet, `c1` to `c4`.
+      colour: class of the style sheet, `c1` to `c5` or `rest`.
       steps: horizontal positions, ascending.
       values: as many numbers.
       dots: draw points instead of a noisy line with its running mean.
@@ -68,7 +69,7 @@ def heat_strip(steps: Sequence[int], rows: Sequence[Sequence[float | None]], row
     Returns:
       One `<svg>` element.
     """
-    cell_height = max(12, min(24, 120 // len(rows)))
+    cell_height = max(10, min(34, 150 // len(rows)))
     height = TOP + cell_height * len(rows) + BOTTOM
     width = (WIDTH - LEFT - RIGHT) / len(steps)
     parts = []
@@ -99,7 +100,7 @@ def stacked_bars(labels: Sequence[str], parts: Sequence[tuple[str, str, Sequence
     Returns:
       One `<svg>` element.
     """
-    bar, gap = 16, 8
+    bar, gap = (22, 11) if len(labels) <= 5 else (14, 6)
     left = LEFT + 18
     height = TOP + (bar + gap) * len(labels) + 2
     longest = max((sum(values) for values in zip(*(numbers for _, _, numbers in parts))), default=0.0) or 1.0
@@ -107,7 +108,7 @@ def stacked_bars(labels: Sequence[str], parts: Sequence[tuple[str, str, Sequence
     out = []
     for row, label in enumerate(labels):
         top, at = TOP + row * (bar + gap), float(left)
-        out.append(_text(left - 8, top + bar - 4, label, "end"))
+        out.append(_text(left - 8, top + bar / 2 + 4, label, "end"))
         for name, colour, numbers in parts:
             width = numbers[row] * scale
             hover = f"<title>{escape(label)}, {escape(name)}: {number(numbers[row])} {escape(unit)}</title>"
@@ -115,7 +116,8 @@ def stacked_bars(labels: Sequence[str], parts: Sequence[tuple[str, str, Sequence
                 box = f'x="{at:.1f}" y="{top}" width="{max(width - 1, 0.5):.1f}" height="{bar}"'
                 out.append(f'<rect class="{colour} fill" rx="2" {box}>{hover}</rect>')
             if width > 26:
-                out.append(_text(at + width / 2, top + bar - 4, number(numbers[row]), "middle", "inside"))
+                inside = "inside on-rest" if colour == "rest" else "inside"
+                out.append(_text(at + width / 2, top + bar / 2 + 4, number(numbers[row]), "middle", inside))
             at += width
     return _svg(WIDTH, height, out, ", ".join(name for name, _, _ in parts))
 
@@ -162,12 +164,13 @@ def number(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") if abs(value) < 10 else f"{value:.1f}".removesuffix(".0")
 
 
-def _curve(line: Line, x, y) -> list[str]:
+def _curve(line: Line, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
     points = [(x(step), y(value)) for step, value in zip(line.steps, line.values)]
+    every = -(-len(points) // MOST_HOVERS)
     hover = [
         f'<circle class="hit" cx="{px:.1f}" cy="{py:.1f}" r="5">'
         f"<title>{escape(line.label)}, step {step}: {number(value)}</title></circle>"
-        for (px, py), step, value in zip(points, line.steps, line.values)
+        for (px, py), step, value in list(zip(points, line.steps, line.values))[::every]
     ]
     if line.dots or len(points) == 1:
         dots = [f'<circle class="{line.colour} fill" cx="{px:.1f}" cy="{py:.1f}" r="4"/>' for px, py in points]

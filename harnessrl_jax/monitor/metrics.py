@@ -107,12 +107,8 @@ def read_metrics(run_dir: Path) -> list[Record]:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     records: list[Record] = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        growing = isinstance(record, dict) and isinstance(record.get("step"), int)
-        if not growing or (records and record["step"] <= records[-1]["step"]):
+        record = _parse(line)
+        if record is None or (records and record["step"] <= records[-1]["step"]):
             raise MonitorError(
                 f"{path}, line {number}: an object with a step larger than the last one is wanted, got {line[:60]!r}. "
                 "Something else wrote into this file; move it away to go on without it"
@@ -136,6 +132,14 @@ def totals(records: Sequence[Record], prefix: str) -> dict[str, float]:
                 key = name.removeprefix(f"{prefix}/")
                 sums[key] = sums.get(key, 0.0) + value
     return sums
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def _open_events(folder: Path, first_step: int) -> SummaryWriter:

@@ -23,7 +23,7 @@ def print_rollout(console: Console, rollout: RolloutView, *, prompt_characters: 
       prompt_characters: how much of each call's new prompt to show; its middle is left out.
     """
     strongest = max((abs(call.advantage) for call in rollout.calls() if call.advantage is not None), default=0.0)
-    console.print(Panel(_head(rollout), title=f"rollout {printable(rollout.rollout_id)}", title_align="left"))
+    console.print(Panel(_head(rollout), title=Text(f"rollout {printable(rollout.rollout_id)}"), title_align="left"))
     console.print(_legend())
     if not rollout.sessions:
         console.print(Text("It made no model call.", style="italic"))
@@ -83,13 +83,14 @@ def _call_line(call: CallView) -> Text:
     if call.process_reward is not None:
         line.append(f"  process reward {call.process_reward:g}")
     line.append(f"  {call.finish}, parsed {call.parse_status}, weights {call.version}", style="grey62")
-    if call.evidence:
-        line.append(f"\n{call.link}: {printable(call.evidence)}", style="grey62")
+    if call.remark:
+        line.append(f"\n{printable(call.remark)}", style="grey62")
     return line
 
 
 def _call_body(call: CallView, strongest: float, prompt_characters: int) -> list[Text]:
-    prompt = Text(f"+{call.new_tokens} prompt tokens after {call.shared_tokens} known\n", style="grey42")
+    known = "" if call.continues is None else f" after the {call.shared_tokens} of call #{call.continues}"
+    prompt = Text(f"prompt: {call.new_tokens} new tokens{known}\n", style="grey42")
     prompt.append(printable(shorten(call.new_prompt, prompt_characters).strip("\n")), style="grey62")
     strength = abs(call.advantage) / strongest if call.advantage and strongest else 0.0
     weight = "bold " if strength > 0.5 else "" if strength > 0 else "dim "

@@ -45,7 +45,8 @@ class CallView:
       advantage: credit of each of its tokens; None if they are not trained.
       mask_reason: why they are not trained; "" if they are.
       process_reward: of this call; None if it has none.
-      shared_tokens: prompt tokens that the call it continues had already: its prompt and its output.
+      continues: `seq` of the call whose prompt and output begin this prompt; None if there is none.
+      shared_tokens: prompt tokens that come from that call.
       new_tokens: prompt tokens after those.
       new_prompt: text of the new ones.
       tokens: what was sampled.
@@ -63,11 +64,17 @@ class CallView:
     advantage: float | None
     mask_reason: str
     process_reward: float | None
+    continues: int | None
     shared_tokens: int
     new_tokens: int
     new_prompt: str
     tokens: tuple[TokenView, ...]
     sessions: tuple["SessionView", ...]
+
+    @property
+    def remark(self) -> str:
+        """The evidence, where something other than going on happened; "" elsewhere."""
+        return "" if self.state == "live" and self.link == "extends" else self.evidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,8 +196,9 @@ def _session_view(source: _Source, key: Key) -> SessionView:
 
 def _call_view(source: _Source, item: LinkedCall) -> CallView:
     call = item.call
-    parents = [other.call for items in source.sessions.values() for other in items]
-    shared = sum(len(p.prompt_ids) + len(p.output_ids) for p in parents if p.call_id == item.parent_call_id)
+    calls = (other.call for items in source.sessions.values() for other in items)
+    parent = next((other for other in calls if other.call_id == item.parent_call_id), None)
+    shared = 0 if parent is None else len(parent.prompt_ids) + len(parent.output_ids)
     advantage = source.advantages.get(call.call_id)
     opened = [key for key, (opener, _) in source.openers.items() if opener == call.call_id]
     return CallView(
@@ -205,6 +213,7 @@ def _call_view(source: _Source, item: LinkedCall) -> CallView:
         advantage=advantage,
         mask_reason="" if advantage is not None else _mask_reason(source, item),
         process_reward=source.rollout.process_rewards.get(call.call_id),
+        continues=None if parent is None else parent.seq,
         shared_tokens=shared,
         new_tokens=len(call.prompt_ids) - shared,
         new_prompt=source.decode(call.prompt_ids[shared:].tolist()),
