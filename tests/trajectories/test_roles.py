@@ -19,8 +19,22 @@ def vocabulary(pieces):
 
 def test_each_kind_of_token():
     ids, decode = vocabulary(
-        ["I see.", "<tool_call>", '{"', "name", '": "', "fi", "nd", '", "', "arguments", '": ', '{"q"', ': "x"', "}"]
-        + TAIL
+        [
+            "I see.",
+            "<tool_call>",
+            '{"',
+            "name",
+            '": "',
+            "fi",
+            "nd",
+            '", "',
+            "arguments",
+            '": ',
+            '{"q"',
+            ': "x"',
+            "}",
+            *TAIL,
+        ]
     )
     out = assign_roles(ids, decode)
     assert out.role.tolist() == [O, O, O, O, O, A, A, O, O, O, G, G, G, O, O, O]
@@ -59,8 +73,8 @@ def test_characters_split_over_tokens():
             emoji[:1],
             emoji[1:3],
             emoji[3:] + b'x"}',
+            *TAIL[:2],
         ]
-        + TAIL[:2]
     )
     out = assign_roles(ids, decode)
     assert out.parsed.calls[0].name == "fñ"

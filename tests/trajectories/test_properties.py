@@ -1,0 +1,192 @@
+"""Random forests of calls, from records to rows: the design's rules hold for whatever a harness does."""
+
+import dataclasses
+from collections import Counter
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from harnessrl_jax.trajectories import (
+    Call,
+    Role,
+    Rollout,
+    Span,
+    build_lineage,
+    call_advantages,
+    call_roles,
+    pack_groups,
+    target_context,
+)
+
+MOVES = ["extend", "extend", "sibling", "retry", "rewrite", "restart", "sub-agent", "frozen", "no logps", "aborted"]
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+OUTPUT = st.lists(st.integers(0, 2), max_size=3)
+STATUS = ["completed", "completed", "completed", "truncated", "policy_failure", "infra_failure"]
+SHAPE = {"row_slots": 64, "row_targets": 64, "max_rows": 16}
+LONGEST = 1 + 6 * 6  # a first id, then at most six more ids for each of six calls
+
+
+class Forest(NamedTuple):
+    rollouts: list[Rollout]
+    calls: list[Call]
+
+
+@st.composite
+def forests(draw, make_call, make_rollout):
+    """A few rollouts of two groups; each call extends, repeats, retries, rewrites ... an earlier one."""
+    rollouts, calls = [], []
+    for place in range(draw(st.integers(1, 4))):
+        name, group = f"r{place}", draw(st.sampled_from(["g", "h"]))
+        own: list[Call] = []
+        for seq in range(draw(st.integers(0, 6))):
+            move = draw(st.sampled_from(MOVES))
+            before = draw(st.sampled_from(own)) if own else None
+            prompt, changes = _move(draw, move, before)
+            output = draw(OUTPUT)
+            size = len(output)
+            if size > 1:
+                changes["spans"] = (Span(role=Role.ACTION, start=0, end=1), Span(role=Role.ARGS, start=1, end=size))
+            agent = {"sub-agent": "sub", "frozen": "judge"}.get(move, before.agent if before else "central")
+            changes = {"request_digest": f"{name}/{seq}", "agent": agent, "trainable": agent != "judge"} | changes
+            call_id = f"{name}/{seq}"
+            own.append(make_call(call_id, prompt, output, seq=seq, rollout_id=name, group_id=group, **changes))
+        calls += own
+        reward = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+        process = {call.call_id: draw(st.sampled_from([0.0, 1.0])) for call in own if draw(st.booleans())}
+        status = draw(st.sampled_from(STATUS))
+        rollouts.append(make_rollout(name, reward, group_id=group, status=status, process_rewards=process))
+    return Forest(rollouts, calls)
+
+
+def _move(draw, move, before):
+    """Prompt and special fields of the next call."""
+    if before is None or move == "restart":
+        return [1, *draw(IDS)], {}
+    if move in ("sibling", "retry"):
+        lost = {"request_digest": before.request_digest, "retry": draw(st.booleans())} if move == "retry" else {}
+        return before.prompt_ids, lost
+    context = [*before.prompt_ids.tolist(), *before.output_ids.tolist(), *draw(IDS)]
+    if move == "rewrite":
+        context[draw(st.integers(0, len(context) - 1))] += 3
+    special = {"no logps": {"logps": None}, "aborted": {"finish": "aborted", "delivered": False}}
+    return context, special.get(move, {})
+
+
+@pytest.fixture(scope="session")
+def forest(make_call, make_rollout):
+    return forests(make_call, make_rollout)
+
+
+def credit(rollouts, calls):
+    names = list(dict.fromkeys(call.rollout_id for call in calls))
+    lineages = [build_lineage([call for call in calls if call.rollout_id == name]) for name in names]
+    return call_advantages(rollouts, lineages, process_weight=0.1)
+
+
+def entries(step):
+    """Every target as (call, place in its output) -> everything a loss can see of it."""
+    batch, out = step.batch, {}
+    for row, target in zip(*np.nonzero(batch.weight), strict=True):
+        context = target_context(batch, row, target)
+        assert batch.position[row, batch.source[row, target]] == len(context) - 1
+        call = step.calls[batch.call[row, target]].call
+        assert call.rollout_id == step.rollouts[batch.rollout[row, target]]
+        key = call.call_id, len(context) - len(call.prompt_ids)
+        assert key not in out, "a target twice"
+        fields = ("target", "has_logp", "logp_behaviour", "advantage", "role", "weight", "success")
+        out[key] = (tuple(context.tolist()), *(getattr(batch, name)[row, target].item() for name in fields))
+    return out
+
+
+@given(st.data())
+def test_every_sampled_token_is_one_target_or_has_a_counted_reason(forest, data):
+    rollouts, calls = data.draw(forest)
+    short = data.draw(st.integers(4, LONGEST))
+    max_rows = data.draw(st.integers(1, 8))
+    step = pack_groups(credit(rollouts, calls), loss_mean="rollout", row_slots=short, row_targets=8, max_rows=max_rows)
+    targets = entries(step)
+    dropped = step.report.dropped.values()
+    assert len(targets) == step.report.targets_used
+    assert len(targets) + sum(drop.tokens for drop in dropped) == sum(len(call.output_ids) for call in calls)
+    used = Counter(call_id for call_id, _ in targets)
+    assert len(used) + sum(drop.calls for drop in dropped) == len(calls)
+    by_id = {call.call_id: call for call in calls}
+    assert used == {call_id: len(by_id[call_id].output_ids) for call_id in used}
+    assert all(by_id[call_id].trainable for call_id in used)
+
+
+@given(st.data())
+def test_each_rollout_weighs_one(forest, data):
+    step = pack_groups(credit(*data.draw(forest)), loss_mean="rollout", **SHAPE)
+    weight: Counter[str] = Counter()
+    for (call_id, _), entry in entries(step).items():
+        weight[call_id.split("/")[0]] += entry[6]
+    assert sorted(weight) == sorted(step.rollouts)
+    np.testing.assert_allclose(list(weight.values()), 1, rtol=1e-5)
+
+
+@given(st.data())
+def test_each_target_has_exactly_what_was_sampled_in_exactly_its_context(forest, data):
+    rollouts, calls = data.draw(forest)
+    credited = credit(rollouts, calls)
+    by_id = {item.call.call_id: item for item in credited.calls}
+    found = entries(pack_groups(credited, loss_mean="token", **SHAPE))
+    assert len(found) == sum(len(item.call.output_ids) for item in credited.calls)
+    for (call_id, place), entry in found.items():
+        call, advantage, success = by_id[call_id]
+        full = [*call.prompt_ids.tolist(), *call.output_ids.tolist()]
+        logp = 0.0 if call.logps is None else call.logps[place].item()
+        role = call_roles(call)[place].item()
+        want = (
+            tuple(full[: len(call.prompt_ids) + place]),
+            call.output_ids[place].item(),
+            call.logps is not None,
+            logp,
+        )
+        assert entry == (*want, np.float32(advantage).item(), role, 1.0, success)
+
+
+@given(st.data())
+def test_arrival_order_changes_nothing(forest, data):
+    rollouts, calls = data.draw(forest)
+    one = pack_groups(credit(rollouts, calls), loss_mean="rollout", **SHAPE)
+    random = data.draw(st.randoms(use_true_random=False))
+    random.shuffle(rollouts)
+    random.shuffle(calls)
+    other = pack_groups(credit(rollouts, calls), loss_mean="rollout", **SHAPE)
+    for name, field, again in zip(one.batch._fields, one.batch, other.batch, strict=True):
+        np.testing.assert_array_equal(field, again, name)
+    assert (one.report, one.rollouts) == (other.report, other.rollouts)
+    assert [item.call.call_id for item in one.calls] == [item.call.call_id for item in other.calls]
+
+
+@given(st.data())
+def test_cutting_changes_no_target(forest, data):
+    credited = credit(*data.draw(forest))
+    whole = pack_groups(credited, loss_mean="rollout", **SHAPE)
+    longest = max((len(i.call.prompt_ids) + len(i.call.output_ids) - 1 for i in credited.calls), default=1)
+    slots, targets = data.draw(st.integers(longest, longest + 8)), data.draw(st.integers(1, 20))
+    cut = pack_groups(credited, loss_mean="rollout", row_slots=slots, row_targets=targets, max_rows=100)
+    assert entries(cut) == entries(whole)
+    assert cut.report.tree_slots == whole.report.tree_slots == whole.report.slots_used
+    assert cut.report.rows_used == cut.report.rows_wanted <= 100
+    used = (cut.batch.subtree_end != np.arange(1, slots + 1)) | (cut.batch.position > 0) | (cut.batch.token > 0)
+    assert used.sum() <= cut.report.slots_used
+
+
+@given(st.data())
+def test_names_of_the_calls_do_not_matter_to_the_rows(forest, data):
+    rollouts, calls = data.draw(forest)
+    rename = lambda name: f"z{name[::-1]}"
+    renamed_calls = [dataclasses.replace(call, call_id=rename(call.call_id)) for call in calls]
+    renamed_rollouts = [
+        dataclasses.replace(r, process_rewards={rename(name): v for name, v in r.process_rewards.items()})
+        for r in rollouts
+    ]
+    one = pack_groups(credit(rollouts, calls), loss_mean="rollout", **SHAPE)
+    other = pack_groups(credit(renamed_rollouts, renamed_calls), loss_mean="rollout", **SHAPE)
+    for name, field, again in zip(one.batch._fields, one.batch, other.batch, strict=True):
+        np.testing.assert_array_equal(field, again, name)
