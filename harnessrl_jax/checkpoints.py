@@ -123,7 +123,7 @@ class Checkpoints:
             raise CheckpointError(f"{where}: there is no such checkpoint; complete ones: {found}")
         advice = "the files are damaged; restore an older step or start a new run folder"
         with _explained(f"{where}: cannot be read; {advice}"):
-            record = self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+            record = self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
             saved_format, layout, extra = record["format"], record["layout"], record["extra"]
         if saved_format != _FORMAT:
             raise CheckpointError(f"{where}: has format {saved_format}, this version reads format {_FORMAT}")
@@ -131,7 +131,7 @@ class Checkpoints:
         abstract = jax.tree_util.tree_map_with_path(lambda path, leaf: _abstract(where, path, leaf), like)
         with _explained(f"{where}: cannot be read; {advice}"):
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-        return restored.state, extra
+        return restored["state"], extra
 
     def close(self) -> None:
         """Release Orbax's threads. Nothing is pending: every `save` was complete."""

@@ -6,7 +6,8 @@ from harnessrl_jax.monitor.metrics import MetricsWriter, read_metrics, series, t
 from harnessrl_jax.monitor.report import Report, render, write_report
 from harnessrl_jax.monitor.summary import Summary
 from harnessrl_jax.monitor.terminal import print_rollout, print_rollouts
-from harnessrl_jax.monitor.trajectory import CallView, RolloutView, SessionView, TokenView, view
+from harnessrl_jax.monitor.trajectory import view
+from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, TokenView
 
 __all__ = [
     "POLICY_COLUMNS",

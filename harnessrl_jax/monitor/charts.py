@@ -11,6 +11,7 @@ from html import escape
 WIDTH, HEIGHT = 460, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
 MOST_HOVERS = 150
+TINY = 1e-12  # is drawn as 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +131,17 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     >>> nice_ticks(1.0, 1.0)
     [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
     """
-    if high - low < 1e-12 * max(1.0, abs(low), abs(high)):
-        pad = abs(low) * 0.25 or 1.0
-        low, high = low - pad, high + pad
+    size = max(abs(low), abs(high))
+    if size < TINY:
+        low, high = -1.0, 1.0
+    elif high - low < 1e-9 * size:
+        low, high = low - size / 4, high + size / 4
     rough = (high - low) / about
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) + 0.0 for index in range(first, last + 1)]
+    digits = 2 - math.floor(math.log10(step))
+    return [round(index * step, digits) + 0.0 for index in range(first, last + 1)]
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

@@ -27,24 +27,25 @@ class MetricsWriter:
     those in `monitor.names` are the ones that the console and the report know.
     """
 
-    def __init__(self, run_dir: Path, *, after_step: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, after_step: int | None = None) -> None:
         """Open the files of a run.
 
         Args:
           run_dir: folder of the run; created if missing.
-          after_step: the step that the run was restored to, 0 for a new run. Later records are of work that was lost:
-            they are removed from `metrics.jsonl` and hidden in TensorBoard.
+          after_step: the step that the run was restored to; None for a new run. Later records are of work that was
+            lost: they are removed from `metrics.jsonl` and hidden in TensorBoard.
 
         Raises:
           MonitorError: an existing `metrics.jsonl` is damaged.
         """
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / _FILE
-        kept = [record for record in read_metrics(run_dir) if record["step"] <= after_step]
+        first_step = 0 if after_step is None else after_step + 1
+        kept = [record for record in read_metrics(run_dir) if record["step"] < first_step]
         _rewrite(path, kept)
         self._last: Record = kept[-1] if kept else {"step": -1}
         self._file = path.open("a", encoding="utf-8")
-        self._events = _open_events(run_dir / "tensorboard", after_step + 1)
+        self._events = _open_events(run_dir / "tensorboard", first_step)
 
     def write(self, step: int, metrics: Mapping[str, float | Sequence[float]]) -> None:
         """Append the metrics of one finished step.

@@ -10,7 +10,7 @@ from harnessrl_jax.monitor.curves import capo_cards, learning_cards
 from harnessrl_jax.monitor.metrics import Record, read_metrics
 from harnessrl_jax.monitor.rollout_page import rollouts_html, text
 from harnessrl_jax.monitor.summary import Summary
-from harnessrl_jax.monitor.trajectory import RolloutView
+from harnessrl_jax.monitor.views import RolloutView
 
 SECTIONS = ("Result", "Learning", "CAPO", "Accounting", "Rollouts", "Configuration")
 

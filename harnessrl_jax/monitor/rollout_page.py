@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from harnessrl_jax.monitor.terminal import shorten
-from harnessrl_jax.monitor.trajectory import CallView, RolloutView, SessionView, TokenView, printable
+from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, TokenView, printable
 from harnessrl_jax.trajectories.records import Role
 
 CLASSES = {Role.ACTION: "action", Role.ARGS: "args", Role.OTHER: "other", Role.NONE: "other"}

@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from harnessrl_jax.monitor.trajectory import CallView, RolloutView, SessionView, printable
+from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, printable
 from harnessrl_jax.trajectories.records import Role
 
 STYLES = {Role.ACTION: "dark_orange", Role.ARGS: "dodger_blue1", Role.OTHER: "grey62", Role.NONE: "grey42"}
