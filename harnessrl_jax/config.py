@@ -45,6 +45,9 @@ class Task(Section):
     invented_countries: int = Field(0, ge=0)
     """`factbook`: add this many invented countries to the training corpus, so that names must be copied, not known."""
 
+    invented_per_template: int = Field(400, ge=1)
+    """`factbook`: questions of each template about the invented countries."""
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Task":
         if (self.path is None) != (self.source == "factbook"):
@@ -85,6 +88,10 @@ class Behaviour(Section):
     """Prompt and output of one call together."""
     slots: int = Field(64, ge=1)
     """Calls that are decoded together."""
+    lanes: int = Field(1, ge=1)
+    """Decoding states that the slots are split into. Several keep a processor's caches warm; an accelerator wants 1."""
+    decode_steps: int = Field(4, ge=1)
+    """Tokens sampled between two looks at the queue."""
     prefill_chunk_tokens: int = Field(64, ge=8)
     prefix_cache_chunks: int = Field(4096, ge=0)
     """Prompt chunks whose keys and values are kept between calls of one weights version."""
@@ -119,6 +126,12 @@ class Policy(Section):
     score: Literal["contrast", "raw"] = "contrast"
     top_fraction: float = Field(0.25, gt=0.0, le=1.0)
     """Units of a layer in each role's partition."""
+    hysteresis: float = Field(1.1, ge=1.0)
+    """A unit stays in a partition while it ranks in the top `hysteresis` x the partition's size."""
+    statistic: Literal["relu", "abs"] = "relu"
+    """What is averaged over a unit's activations."""
+    include_gate: bool = True
+    """Whether a unit owns its column of the gate projection too."""
     other_role: Literal["drop", "args", "ungated"] = "args"
     """What the tokens that are neither action nor arguments train."""
     ungated: Literal["frozen", "sum"] = "sum"
@@ -143,7 +156,8 @@ class Supervised(Section):
     keep_unsolved: float = Field(1.0, ge=0.0, le=1.0)
     """Share of the rollouts with verified reward below `solved_reward` that is kept."""
     solved_reward: float = Field(0.5, ge=0.0, le=1.0)
-    rows_per_step: int = Field(8, ge=1)
+    rollouts_per_step: int = Field(16, ge=1)
+    """Rollouts of one optimiser step; each is used once per epoch."""
 
 
 class Optimizer(Section):
@@ -223,12 +237,15 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     about: str = ""
-    """What to tell the user before the run: the expected result and time."""
+    """What to tell the user before the run."""
+    expected_minutes: float = Field(0.0, ge=0.0)
+    """How long the run took on the hardware its file names; 0 = nobody has measured it."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Config":
         if self.algorithm.kind == "policy" and self.behaviour.kind == "expert":
             raise ValueError('an expert reports no log-probabilities: use [algorithm] kind = "supervised" with it')
+        self._multiple("behaviour.slots", self.behaviour.slots, "behaviour.lanes", self.behaviour.lanes)
         self._multiple("packing.micro_rows", self.packing.micro_rows, "mesh.data x mesh.fsdp", self.mesh.rows)
         self._multiple("packing.max_rows", self.packing.max_rows, "packing.micro_rows", self.packing.micro_rows)
         return self

@@ -6,6 +6,7 @@ side depends on its name alone. So no held-out question, and no gold passage of 
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -187,6 +188,7 @@ def heldout_tasks(per_template: int = HELDOUT_PER_TEMPLATE) -> tuple[Task, ...]:
     return factbook_tasks("heldout", per_template)
 
 
+@cache
 def factbook_tasks(split: Split, per_template: int) -> tuple[Task, ...]:
     """Questions over the World Factbook whose countries are all on one side of the split."""
     table = load_facts()

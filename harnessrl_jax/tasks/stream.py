@@ -35,11 +35,22 @@ class TaskStream(Iterator[Task]):
 
     def __next__(self) -> Task:
         index = self._order[self._position]
+        assert index is not None  # only a filtered dataset has gaps
         self._position += 1
         return self._tasks[index]
 
     def take(self, count: int) -> list[Task]:
-        """The next `count` tasks."""
+        """The next `count` tasks, all different: where fewer are left in an epoch, the next one begins.
+
+        Raises:
+          TaskError: there are fewer tasks than that.
+        """
+        if count > len(self._tasks):
+            raise TaskError(
+                f"TaskStream.take: {count} different tasks were asked for, but there are {len(self._tasks)}."
+            )
+        if self._position % len(self._tasks) + count > len(self._tasks):
+            self._position += -self._position % len(self._tasks)
         return [next(self) for _ in range(count)]
 
     def get_state(self) -> dict[str, Any]:

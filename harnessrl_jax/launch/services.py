@@ -1,0 +1,172 @@
+"""A Config, a sampler and a run folder -> running gateway and harness processes; tasks -> rollouts and lineages."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harnessrl_jax.config import Config
+from harnessrl_jax.gateway import (
+    Endpoint,
+    Gateway,
+    Limits,
+    Rollouts,
+    SamplingPolicy,
+    Server,
+    Store,
+    TextCodec,
+    create_app,
+)
+from harnessrl_jax.launch.problems import Side
+from harnessrl_jax.launch.run_folder import RunFolder
+from harnessrl_jax.rollouts import Effects, HarnessPool, Identity, Verdict, minimal_environment, run_groups
+from harnessrl_jax.sampler import Sampler
+from harnessrl_jax.trajectories import Lineage, Rollout, Task, build_lineage
+
+
+class Services(NamedTuple):
+    """What a run keeps open."""
+
+    config: Config
+    store: Store
+    registry: Rollouts
+    logs: Path
+
+
+class Collected(NamedTuple):
+    """Rollouts of one step or examination, and the lineages of their last attempts."""
+
+    rollouts: tuple[Rollout, ...]
+    lineages: tuple[Lineage, ...]
+
+    @property
+    def calls(self) -> int:
+        """Model calls of all of them."""
+        return sum(len(lineage.calls) for lineage in self.lineages)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the sampler produced for them."""
+        return sum(len(item.call.output_ids) for lineage in self.lineages for item in lineage.calls)
+
+    def mean_reward(self) -> float:
+        """Mean reward; rollouts without one, which the machine failed, do not count. 0 if none has one."""
+        rewards = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+@contextlib.contextmanager
+def open_services(config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, port: int = 0):
+    """Starts gateway and store; both are closed at the end, the sampler with them."""
+    store = Store(folder.store)
+    with contextlib.closing(store), Server(port=port) as server:
+        gateway = Gateway(
+            store=store,
+            sampler=sampler,
+            codec=codec,
+            policy=sampling_policy(config),
+            run_seed=config.seed,
+            clock=time.time,
+        )
+        registry = Rollouts(store, server.url)
+        server.start(create_app(gateway, registry, sampler))
+        yield Services(config, store, registry, folder.logs)
+
+
+def sampling_policy(config: Config) -> SamplingPolicy:
+    """How model calls are sampled, for the gateway."""
+    behaviour = config.behaviour
+    return SamplingPolicy(
+        temperature=behaviour.temperature,
+        top_p=behaviour.top_p,
+        top_k=behaviour.top_k,
+        max_new_tokens=behaviour.max_new_tokens,
+        context_tokens=behaviour.context_tokens,
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_pool(services: Services, side: Side) -> AsyncIterator[HarnessPool]:
+    """Warm harness processes for one side's tasks."""
+    harness = services.config.harness
+    async with HarnessPool(
+        side.command,
+        workers=harness.workers,
+        concurrency=harness.concurrency,
+        deadline_s=harness.deadline_s,
+        environment=minimal_environment(os.environ),
+        log_dir=services.logs,
+    ) as pool:
+        yield pool
+
+
+async def collect(
+    services: Services,
+    pool: HarnessPool,
+    side: Side,
+    tasks: Sequence[Task],
+    *,
+    label: str,
+    group_size: int,
+    version: int,
+) -> Collected:
+    """Runs every task `group_size` times and links the calls that came of it."""
+    harness = services.config.harness
+    rollouts = await run_groups(
+        tasks,
+        group_size=group_size,
+        label=label,
+        run_id=services.config.name,
+        harness=Path(side.command[1 if len(side.command) > 1 else 0]).stem,
+        version=version,
+        max_attempts=harness.max_attempts,
+        effects=_effects(services, pool, side),
+    )
+    lineages = [build_lineage(calls) for rollout in rollouts if (calls := _calls(services.store, rollout))]
+    return Collected(tuple(rollouts), tuple(lineages))
+
+
+def _effects(services: Services, pool: HarnessPool, side: Side) -> Effects:
+    harness, registry, store = services.config.harness, services.registry, services.store
+    limits = Limits(max_calls=harness.max_calls, max_new_tokens=services.config.behaviour.max_new_tokens)
+
+    async def open_endpoint(identity: Identity) -> Endpoint:
+        return await asyncio.to_thread(
+            registry.open,
+            run_id=identity.run_id,
+            task_id=identity.task_id,
+            group_id=identity.group_id,
+            rollout_id=identity.rollout_id,
+            attempt=identity.attempt,
+            harness=identity.harness,
+            trainable_agents=harness.trainable_agents,
+            limits=limits,
+        )
+
+    async def close_endpoint(identity: Identity) -> str:
+        counts = await asyncio.to_thread(registry.close, identity.run_id, identity.rollout_id, identity.attempt)
+        refused = [
+            f"{name.removeprefix('refused/')} x{number}"
+            for name, number in counts.items()
+            if name.startswith("refused/")
+        ]
+        return ", ".join(refused)
+
+    def verify(task: Task, identity: Identity, answer: str | None) -> Verdict:
+        return side.verify(task, answer, [stored.call for stored in store.calls(identity.rollout_id, identity.attempt)])
+
+    return Effects(
+        open_endpoint=open_endpoint,
+        close_endpoint=close_endpoint,
+        run_job=pool.run,
+        verify=verify,
+        record=store.put_rollout,
+        clock=time.time,
+    )
+
+
+def _calls(store: Store, rollout: Rollout) -> list:
+    return [stored.call for stored in store.calls(rollout.rollout_id, rollout.attempt)]

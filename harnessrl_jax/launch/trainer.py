@@ -1,0 +1,120 @@
+"""A Config and a model -> the compiled step and its state on the mesh."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from harnessrl_jax import config as configuration
+from harnessrl_jax.capo import Capo, absolute, decoder_units, relu
+from harnessrl_jax.config import Config
+from harnessrl_jax.errors import ShardingError
+from harnessrl_jax.models import DecoderConfig
+from harnessrl_jax.training import (
+    DECODER_RULES,
+    Objective,
+    Policy,
+    Step,
+    Supervised,
+    TrainState,
+    decoder_row_fn,
+    init_state,
+    learning_rate_schedule,
+    make_mesh,
+    make_optimizer,
+    make_step,
+    place_batch,
+    place_state,
+    state_shardings,
+)
+from harnessrl_jax.trajectories import PackedBatch
+
+
+class Trainer(NamedTuple):
+    """A compiled step, and where its state lies."""
+
+    step: Step
+    mesh: Mesh
+    shardings: TrainState
+
+    def run(self, state: TrainState, batch: PackedBatch, rows_used: int) -> tuple[TrainState, dict[str, Any]]:
+        """One optimiser step. The state given is consumed; metrics come back as numbers and lists of numbers."""
+        state, metrics = self.step(state, place_batch(batch, self.mesh), jnp.int32(rows_used))
+        return state, {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
+
+
+def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Trainer, TrainState]:
+    """Builds mesh, optimiser and step, and places the first state on the mesh.
+
+    Raises:
+      ShardingError: the devices do not fit the mesh of the configuration.
+    """
+    mesh = make_mesh(**mesh_sizes(config.mesh, jax.device_count()))
+    optimizer = make_optimizer(
+        learning_rate=learning_rate_schedule(
+            peak=config.optimizer.learning_rate,
+            warmup_steps=config.optimizer.warmup_steps,
+            decay=config.optimizer.schedule,
+            steps=config.steps,
+            final_fraction=0.1,
+        ),
+        b1=config.optimizer.b1,
+        b2=config.optimizer.b2,
+        eps=1e-8,
+        weight_decay=config.optimizer.weight_decay,
+        clip_norm=config.optimizer.clip_norm,
+    )
+    goal = objective(config, model)
+    row_fn = decoder_row_fn(
+        model,
+        temperature=config.behaviour.temperature if config.algorithm.kind == "policy" else 1.0,
+        implementation=config.model.attention,
+        remat=config.model.remat,
+        collect_units=isinstance(goal, Policy) and goal.capo is not None,
+    )
+    state = init_state(params, optimizer, goal)
+    shardings = state_shardings(state, optimizer, mesh, DECODER_RULES)
+    step = make_step(row_fn, optimizer, goal, micro_rows=config.packing.micro_rows, shardings=shardings)
+    compiled = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    return Trainer(compiled, mesh, shardings), place_state(state, shardings)
+
+
+def mesh_sizes(mesh: configuration.Mesh, devices: int) -> dict[str, int]:
+    """The sizes of the axes; `data = 0` becomes all devices that the other axes leave."""
+    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor, "context": mesh.context}
+    others = mesh.fsdp * mesh.tensor * mesh.context
+    if mesh.data == 0:
+        if devices % others:
+            raise ShardingError(
+                f"[mesh]: {devices} devices cannot be cut into fsdp {mesh.fsdp} x tensor {mesh.tensor} x context "
+                f"{mesh.context}; choose sizes whose product divides {devices}."
+            )
+        sizes["data"] = devices // others
+    return sizes
+
+
+def objective(config: Config, model: DecoderConfig) -> Objective:
+    """What the configuration's algorithm optimises."""
+    algorithm = config.algorithm
+    if algorithm.kind == "supervised":
+        return Supervised()
+    capo = None
+    if algorithm.routing != "none":
+        capo = Capo(
+            unit_map=decoder_units(model.layers, include_gate=algorithm.include_gate),
+            phi={"relu": relu, "abs": absolute}[algorithm.statistic],
+            score=algorithm.score,
+            top_fraction=algorithm.top_fraction,
+            hysteresis=algorithm.hysteresis,
+            ema=algorithm.ema,
+            warmup_rollouts=algorithm.warmup_rollouts,
+            warmup_steps=algorithm.warmup_steps,
+            refresh_steps=algorithm.refresh_steps,
+            other_role=algorithm.other_role,
+            ungated=algorithm.ungated,
+            denominator=algorithm.denominator,
+            routing=algorithm.routing,
+        )
+    return Policy(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, capo=capo)
