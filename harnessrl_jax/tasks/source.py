@@ -136,9 +136,9 @@ def _from_line(path: str, place: int, line: str, split: Split) -> Task:
         raise TaskError(f"{where}: not JSON ({error}); {wanted}.") from error
     if not isinstance(record, dict):
         raise TaskError(f"{where}: got a JSON {type(record).__name__}; {wanted}.")
-    question, answers = record.get("question"), record.get("answers", record.get("answer"))
-    answers = [answers] if isinstance(answers, str) else answers
-    usable = isinstance(answers, list) and answers and all(isinstance(answer, str) for answer in answers)
+    question, given = record.get("question"), record.get("answers", record.get("answer"))
+    answers = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    usable = bool(answers) and all(isinstance(answer, str) for answer in answers)
     if not isinstance(question, str) or not question or not usable:
         raise TaskError(f"{where}: got the keys {sorted(record)} with question {question!r}; {wanted}.")
     return Task(

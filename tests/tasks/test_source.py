@@ -60,7 +60,7 @@ class MiniQa(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples(3), "validation": self._rows(1)}
+        return {"train": self._generate_examples(3), "validation": self._generate_examples(1)}
 
     def _generate_examples(self, count):
         for n in range(count):

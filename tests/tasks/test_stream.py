@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -15,27 +16,44 @@ def names(tasks):
     return [task.task_id for task in tasks]
 
 
+def draw(stream, count):
+    return names(itertools.islice(stream, count))
+
+
 def test_every_epoch_holds_every_task_once_in_an_order_of_its_own():
-    drawn = names(TaskStream(TASKS, 3).take(21))
+    drawn = draw(TaskStream(TASKS, 3), 21)
     epochs = [drawn[0:7], drawn[7:14], drawn[14:21]]
     assert [sorted(epoch) for epoch in epochs] == [names(TASKS)] * 3
     assert len({tuple(epoch) for epoch in [*epochs, names(TASKS)]}) == 4
 
 
 def test_seeds_decide():
-    assert names(TaskStream(TASKS, 3).take(14)) == names(TaskStream(TASKS, 3).take(14))
-    assert names(TaskStream(TASKS, 3).take(14)) != names(TaskStream(TASKS, 4).take(14))
+    assert draw(TaskStream(TASKS, 3), 14) == draw(TaskStream(TASKS, 3), 14)
+    assert draw(TaskStream(TASKS, 3), 14) != draw(TaskStream(TASKS, 4), 14)
 
 
 def test_a_resumed_stream_goes_on_exactly():
     stream = TaskStream(TASKS, 3)
-    stream.take(10)
+    draw(stream, 10)
     state = json.loads(json.dumps(stream.get_state()))
-    rest = names(stream.take(10))
+    rest = draw(stream, 10)
     resumed = TaskStream(TASKS, 3)
     resumed.set_state(state)
-    assert names(resumed.take(10)) == rest
-    assert next(iter(resumed)).task_id in names(TASKS)
+    assert draw(resumed, 10) == rest
+
+
+def test_tasks_taken_together_are_different():
+    stream = TaskStream(TASKS, 3)
+    plain = draw(TaskStream(TASKS, 3), 21)
+    # 5 of the first 7, then 5 of the second, then 2 more of it: the 2 left of the first are passed over.
+    assert [names(stream.take(count)) for count in (5, 5, 2, 7)] == [
+        plain[0:5],
+        plain[7:12],
+        plain[12:14],
+        plain[14:21],
+    ]
+    with pytest.raises(TaskError, match=r"8 different tasks were asked for, but there are 7"):
+        stream.take(8)
 
 
 def test_a_state_of_other_tasks_is_refused():
