@@ -5,6 +5,8 @@ every literal inside untrusted text is broken by a private-use character that oc
 reads as a control token after rendering was written by the template.
 """
 
+import functools
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ _UNUSUAL = re.compile("[\ud800-\uf8ff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PRIVATE_USE = range(0xE000, 0xF900)
 MAX_DEPTH = 100
+_TOO_DEEP = f"The request nests values more than {MAX_DEPTH} deep; send flatter messages or tools."
 
 
 class Guarded(NamedTuple):
@@ -47,6 +50,8 @@ class Guard:
         # One character decides almost every text: those that hold none of these are safe.
         self._first = _any_of(literal[0] for literal in known)
         self._last = _any_of(literal[-1] for literal in known)
+        self._edge = _any_of(literal[at] for literal in known for at in (0, -1))
+        self._dangerous = functools.lru_cache(16384)(self._can_spell)
         self._reach = max(map(len, known), default=1) - 1
 
     def protect(self, messages: list[Any], tools: list[Any]) -> Guarded:
@@ -55,8 +60,7 @@ class Guard:
         Raises:
           TextError: values nested deeper than MAX_DEPTH.
         """
-        texts: list[str] = []
-        _collect([messages, tools], texts, 0)
+        texts = self._texts(messages, tools)
         unusual = {character for text in texts if not text.isascii() for character in _UNUSUAL.findall(text)}
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in unusual and chr(code) not in self._reserved)
         breaker, mark = next(free), next(free)
@@ -66,7 +70,19 @@ class Guard:
             messages, tools = _changed([messages, tools], clean)
         return Guarded(list(messages), list(tools), breaker, mark)
 
-    def _dangerous(self, text: str) -> bool:
+    def _texts(self, messages: list[Any], tools: list[Any]) -> list[str]:
+        """Every text that has to be looked at; none if a glance at the whole shows that nothing can be wrong."""
+        try:
+            whole = json.dumps([messages, tools], ensure_ascii=False)
+        except RecursionError as error:
+            raise TextError(_TOO_DEEP) from error
+        if whole.isascii() and not self._edge.search(whole):
+            return []
+        texts: list[str] = []
+        _collect([messages, tools], texts, 0)
+        return texts
+
+    def _can_spell(self, text: str) -> bool:
         """Whether `text` spells a control token, or an end of it may become part of one."""
         if self._start is None:
             return False
@@ -113,7 +129,7 @@ def _collect(value: Any, texts: list[str], depth: int) -> None:
         texts.append(value)
     elif isinstance(value, (dict, list)):
         if depth > MAX_DEPTH:
-            raise TextError(f"The request nests values more than {MAX_DEPTH} deep; send flatter messages or tools.")
+            raise TextError(_TOO_DEEP)
         if isinstance(value, dict):
             texts.extend(value)
             value = value.values()

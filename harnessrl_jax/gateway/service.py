@@ -160,20 +160,22 @@ class Gateway:
             )
             for name in names
         ]
-        failure: BaseException | None = None
+        failure: BaseException
         try:
+            if len(requests) == 1:
+                return [await self._sampler.complete(requests[0])]
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._sampler.complete(request)) for request in requests]
+            return [task.result() for task in tasks]
         except* SamplerError as errors:
             failure = errors.exceptions[0]
-        if failure is not None:
-            raise Refusal(
-                f"The model cannot answer: {failure} Try again; if it stays so, look at the log of the run.",
-                status=503,
-                code="sampler_failed",
-                retry=True,
-            ) from failure
-        return [task.result() for task in tasks]
+        # Outside the block, where an exception would be wrapped in a group.
+        raise Refusal(
+            f"The model cannot answer: {failure} Try again; if it stays so, look at the log of the run.",
+            status=503,
+            code="sampler_failed",
+            retry=True,
+        ) from failure
 
     async def _commit(self, rollout: OpenRollout, calls: list[Call]) -> None:
         """Puts sampled calls on disk; from here on the rollout waits for the reply to be settled."""

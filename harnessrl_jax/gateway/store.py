@@ -79,10 +79,11 @@ class Store:
 
     def close(self) -> None:
         """Commits what is queued and gives the file back. Idempotent."""
-        if self._writer is not None:
-            self._writer.close()
+        # The writer goes last: closing the last connection that may write folds the log into the one file.
         with self._reading:
             self._reader.close()
+        if self._writer is not None:
+            self._writer.close()
         self._unlock()
 
     def _unlock(self) -> None:
@@ -118,7 +119,7 @@ class Store:
             (*i.key, i.group_id, i.seq, i.choice, i.prompt_ids.astype(np.int32).tobytes(), i.request, note)
             for i in intents
         ]
-        self.writer.put(lambda connection: connection.executemany(_INTEND, rows))
+        self.writer.put(_each(_INTEND, rows))
 
     async def sampled(self, life: int, calls: Iterable[Call], state: str = "sampled") -> None:
         """Stores what was sampled; returns when it is on disk.
@@ -132,12 +133,12 @@ class Store:
           StoreError: the disk or the database failed; the reply must not be sent.
         """
         rows = [(state, *pack_call(call), call.rollout_id, call.attempt, life, call.call_id) for call in calls]
-        await self.writer.commit(lambda connection: connection.executemany(_SAMPLED, rows))
+        await self.writer.commit(_each(_SAMPLED, rows))
 
     def settle(self, keys: Iterable[CallKey], state: str, detail: str = "") -> None:
         """Queues the last state of calls: delivered, undelivered or failed."""
         rows = [(state, detail, *key) for key in keys]
-        self.writer.put(lambda connection: connection.executemany(_SETTLE, rows))
+        self.writer.put(_each(_SETTLE, rows))
 
     def put_rollout(self, rollout: Rollout) -> None:
         """Stores the outcome of an attempt; returns when it is on disk. The same record twice is one.
@@ -208,6 +209,14 @@ _SAMPLED = f"UPDATE calls SET state = ?, record = ?, output_ids = ?, logps = ?, 
 _SETTLE = f"UPDATE calls SET state = ?, detail = ? {_ROW}"
 _LATEST_CALLS = "FROM calls c JOIN attempts a USING (rollout_id, attempt, life)"
 _LATEST_ROLLOUTS = "FROM rollouts r JOIN attempts a USING (rollout_id, attempt, life)"
+
+
+def _each(statement: str, rows: list[tuple[Any, ...]]) -> Operation:
+    # Nothing is returned: a cursor must not reach another thread, where its end would disturb the connection.
+    def operation(connection: sqlite3.Connection) -> None:
+        connection.executemany(statement, rows)
+
+    return operation
 
 
 def _mark_lost(connection: sqlite3.Connection) -> int:

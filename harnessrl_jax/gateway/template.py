@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from harnessrl_jax.errors import TextError
@@ -22,6 +23,21 @@ _TEMPLATE_FAULTS = (
     RecursionError,
 )
 
+_DICT_NAMES = frozenset(dir(dict))
+_LOOP_NAMES = frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way to the members of dicts and of `loop`, which is most of what chat templates do."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`: as everywhere in Jinja, a method of the object goes before an item of that name."""
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_NAMES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
 
 class ChatTemplate:
     """A compiled Jinja chat template with the names that Hugging Face templates expect.
@@ -38,9 +54,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, where: str, variables: Mapping[str, Any]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         self.source = source
@@ -69,9 +83,10 @@ class ChatTemplate:
         try:
             return self._template.render(names)
         except _TEMPLATE_FAULTS as error:
+            reason = str(error).rstrip(".") or type(error).__name__
             raise TextError(
-                f"{self._where} cannot render these {len(messages)} messages: {error or type(error).__name__}. Send "
-                "roles and an order that the model's chat template knows."
+                f"{self._where} cannot render these {len(messages)} messages: {reason}. Send roles and an order that the "
+                "model's chat template knows."
             ) from error
 
 

@@ -130,13 +130,13 @@ class TextCodec:
         probe = self.protect([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         after = [*probe.messages, {"role": "user", "content": "c"}]
         history = self.render(probe._replace(messages=after), [1])
-        head, _, tail = history.partition(probe.mark)
-        if head != self.render(probe._replace(messages=after[:1])):
+        if history.partition(probe.mark)[0] != self.render(probe._replace(messages=after[:1])):
             raise TextError(
                 f"{self._where}: the chat template does not write an earlier assistant turn as it prompted for it, so "
                 "sampled ids cannot be put back. Use one whose generation prompt equals the header of a past turn."
             )
-        close = self._splitter.search(tail) if self._control else None
+        closing = self.render(probe, [1], generate=False).partition(probe.mark)[2]
+        close = self._splitter.search(closing) if self._control else None
         declared = generation.get("eos_token_id", [])
         ends = [self._control[close.group()]["id"]] if close else []
         ends += declared if isinstance(declared, list) else [declared]

@@ -5,9 +5,9 @@ A caller that waits is told only after the commit.
 """
 
 import asyncio
-import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from harnessrl_jax.errors import StoreError
 Operation = Callable[[sqlite3.Connection], Any]
 
 _MAX_BATCH = 1024
+# How long an operation that nobody waits for may stay in memory only.
+_MOMENT_S = 0.02
 
 
 class _Entry(NamedTuple):
@@ -51,7 +53,8 @@ class Writer:
         self.operations = 0
         self._where = where
         self._connect = connect
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._queue: deque[_Entry] = deque()
+        self._wanted = threading.Event()
         self._failure: str | None = None
         self._closed = False
         self._gate = threading.Lock()
@@ -59,7 +62,10 @@ class Writer:
         self._thread.start()
 
     def put(self, operation: Operation) -> None:
-        """Queues an operation whose commit nobody waits for; those queued later are committed with it or after it."""
+        """Queues an operation whose commit nobody waits for.
+
+        It is committed with the next operation that somebody waits for, or within a moment; the order is kept.
+        """
         self._submit(_Entry(operation, None))
 
     async def commit(self, operation: Operation) -> Any:
@@ -71,30 +77,31 @@ class Writer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._submit(_Entry(operation, future, loop))
+        self._wanted.set()
         return await future
 
     def commit_blocking(self, operation: Operation) -> Any:
         """The same for a thread without an event loop."""
         future: Future[Any] = Future()
         self._submit(_Entry(operation, future))
+        self._wanted.set()
         return future.result()
 
     def close(self) -> None:
         """Commits what is queued and ends the thread. Idempotent."""
         with self._gate:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
+            self._closed = True
+        self._wanted.set()
         self._thread.join()
 
     def _submit(self, entry: _Entry) -> None:
-        # The gate keeps an entry from being queued behind the end mark, where nobody would answer it.
+        # The gate keeps an entry from being queued after the thread has looked for the last time.
         with self._gate:
             if self._closed:
                 raise StoreError(f"{self._where} is closed; nothing more can be written to it.")
             if self._failure is not None:
                 raise StoreError(self._failure)
-            self._queue.put(entry)
+            self._queue.append(entry)
 
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
@@ -102,27 +109,19 @@ class Writer:
             connection = self._connect()
         except sqlite3.Error as error:
             self._fail(error)
-        open_ = True
-        while open_:
-            batch, open_ = self._next()
-            if batch:
+        closing = False
+        while not closing:
+            self._wanted.wait(_MOMENT_S)
+            self._wanted.clear()
+            with self._gate:
+                closing = self._closed
+            while batch := self._next():
                 _tell(self._execute(connection, batch) if connection else self._refused(batch))
         if connection is not None:
             connection.close()
 
-    def _next(self) -> tuple[list[_Entry], bool]:
-        """Waits for an entry, takes all that are there; False when the end mark is among them."""
-        batch: list[_Entry] = []
-        entry = self._queue.get()
-        while entry is not None:
-            batch.append(entry)
-            if len(batch) == _MAX_BATCH:
-                return batch, True
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                return batch, True
-        return batch, False
+    def _next(self) -> list[_Entry]:
+        return [self._queue.popleft() for _ in range(min(len(self._queue), _MAX_BATCH))]
 
     def _execute(self, connection: sqlite3.Connection, batch: list[_Entry]) -> list[_Outcome]:
         if self._failure is not None:

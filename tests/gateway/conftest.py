@@ -1,0 +1,173 @@
+"""A tiny model folder trained on the spot, a scripted sampler, and a whole gateway on a real port."""
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import shutil
+import time
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from harnessrl_jax.gateway import Gateway, Limits, Rollouts, SamplingPolicy, Server, Store, TextCodec, create_app
+from harnessrl_jax.gateway.store import ANSWERED
+from harnessrl_jax.sampler.protocol import Sample
+from harnessrl_jax.trajectories.records import LogpKind
+
+TEMPLATE = pathlib.Path(__file__).parents[1] / "data/chatml.jinja"
+CONTROL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "<tools>", "</tools>"),
+)
+CORPUS = """The capital of Kenya is Nairobi, and its highest point is Mount Kenya at 5,199 metres.
+Answer the question. {"name": "search", "arguments": {"query": "capital of Peru"}}
+<|im_start|> <|im_end|> <tool_call> </tool_call> user assistant system tool response type function parameters
+"""
+
+
+def train_folder(folder: pathlib.Path, *, special: bool = True) -> pathlib.Path:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=list(CONTROL), initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(CORPUS.splitlines(), trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if not special:
+        document = json.loads((folder / "tokenizer.json").read_text())
+        for token in document["added_tokens"][3:]:
+            token["special"] = False
+        (folder / "tokenizer.json").write_text(json.dumps(document))
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train():
+    return train_folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    return train_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def codec(model_folder):
+    return TextCodec(model_folder)
+
+
+LOGP_KIND = LogpKind(mode="processed", temperature=1.0, top_p=1.0, top_k=0)
+
+
+class Scripted:
+    """A sampler that answers with the text a script gives for the prompt's text. Equal requests, equal samples."""
+
+    def __init__(self, codec, script, *, delay_s=0.0):
+        self.codec = codec
+        self.script = script
+        self.delay_s = delay_s
+        self.version = 0
+        self.requests = []
+        self.running = False
+
+    async def start(self):
+        self.running = True
+
+    async def complete(self, request):
+        assert self.running
+        self.requests.append(request)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        answer = self.script(self.codec.decode(request.prompt_ids))
+        return answer if isinstance(answer, Sample) else self.sample(answer, request.max_new_tokens)
+
+    def sample(self, answer, max_new_tokens=10**6):
+        """`answer` is text, in which control tokens count, or the ids themselves without the end of turn."""
+        ids = self.codec.encode(answer, "") if isinstance(answer, str) else list(answer)
+        ids = [*ids, self.codec.stop_ids[0]]
+        finish = "stop" if len(ids) <= max_new_tokens else "length"
+        ids = np.array(ids[:max_new_tokens], np.int32)
+        logps = np.linspace(-2.0, -0.5, len(ids), dtype=np.float32)
+        versions = np.full(len(ids), self.version, np.int32)
+        return Sample(output_ids=ids, logps=logps, logp_kind=LOGP_KIND, versions=versions, finish=finish)
+
+    def load_weights(self, params, version):
+        self.version = version
+
+    async def close(self):
+        self.running = False
+
+
+class House:
+    """A whole gateway on a real port, with one rollout open."""
+
+    def __init__(self, path, codec, script, *, context_tokens=4096, max_new_tokens=256, limits=Limits(), delay_s=0.0):
+        self.codec = codec
+        self.sampler = Scripted(codec, script, delay_s=delay_s)
+        self.store = Store(path)
+        self.server = Server()
+        self.rollouts = Rollouts(self.store, self.server.url)
+        policy = SamplingPolicy(
+            temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=max_new_tokens, context_tokens=context_tokens
+        )
+        self.gateway = Gateway(
+            store=self.store, sampler=self.sampler, codec=codec, policy=policy, run_seed=7, clock=time.time
+        )
+        self.app = create_app(self.gateway, self.rollouts, self.sampler, max_body_bytes=1 << 20)
+        self.server.start(self.app)
+        self.limits = limits
+        self.endpoint = self.open()
+
+    def open(self, rollout_id="r0", attempt=0):
+        return self.rollouts.open(
+            run_id="run",
+            task_id="t0",
+            group_id="g0",
+            rollout_id=rollout_id,
+            attempt=attempt,
+            harness="test",
+            trainable_agents={"central"},
+            limits=self.limits,
+        )
+
+    def client(self, agent="central", session=None, endpoint=None, **options):
+        to = endpoint or self.endpoint
+        headers = {} if session is None else {"x-session-id": session}
+        return openai.OpenAI(
+            base_url=f"{to.base_url}/{agent}/v1", api_key=to.api_key, default_headers=headers, **options
+        )
+
+    def post(self, body, agent="central", **headers):
+        """A request as no client library would send it."""
+        headers = {"authorization": f"Bearer {self.endpoint.api_key}"} | headers
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        url = f"{self.endpoint.base_url}/{agent}/v1/chat/completions"
+        with httpx.Client(trust_env=False) as client:
+            return client.post(url, content=data, headers=headers)
+
+    def calls(self, states=ANSWERED):
+        self.store.flush()
+        return self.store.calls("r0", 0, states)
+
+    def close(self):
+        self.server.stop()
+        self.store.close()
+
+
+@pytest.fixture
+def house(tmp_path, codec):
+    """Opens a gateway with `house(script, ...)`; closes it at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def open_house(script, **options):
+            made = House(tmp_path / "calls.sqlite", codec, script, **options)
+            stack.callback(made.close)
+            return made
+
+        yield open_house
