@@ -2,5 +2,6 @@
 
 from harnessrl_jax.attention.interface import Implementation, tree_attention
 from harnessrl_jax.attention.mask import TreeMask, row_mask, visible
+from harnessrl_jax.attention.plan import BLOCK, TilePlan, make_plan
 
-__all__ = ["Implementation", "TreeMask", "row_mask", "tree_attention", "visible"]
+__all__ = ["BLOCK", "Implementation", "TilePlan", "TreeMask", "make_plan", "row_mask", "tree_attention", "visible"]

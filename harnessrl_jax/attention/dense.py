@@ -1,11 +1,12 @@
 """Queries, keys, values and a tree mask -> attention output, through the full score matrix: the oracle."""
 
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from harnessrl_jax.attention.mask import TreeMask, visible
 
-MASKED = -1e30  # finite, so that a row without any visible key gives 0 and not NaN
+MASKED = -1e30  # finite, so that a query without any visible key gives 0 and not NaN
 
 
 def dense_attention(
@@ -29,14 +30,18 @@ def dense_attention(
       The attention output, in the type of `q`.
     """
     queries, heads, dim = q.shape
-    kv = k.shape[1]
+    keys, kv, _ = k.shape
+    group = heads // kv
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    grouped = (q * scale).reshape(queries, kv, heads // kv, dim)
-    scores = jnp.einsum("nkgd,mkd->kgnm", grouped, k, preferred_element_type=wide)
-    seen = jnp.broadcast_to(visible(mask), scores.shape)
+    # One product per key-value head, with the group's queries stacked: XLA on CPU runs it three times as fast
+    # as the same contraction written over five axes.
+    stacked = (q * scale).reshape(queries, kv, group, dim).transpose(1, 2, 0, 3).reshape(kv, group * queries, dim)
+    scores = jnp.matmul(stacked, k.transpose(1, 2, 0), preferred_element_type=wide)
+    seen = jnp.broadcast_to(visible(mask), (kv, group, queries, keys)).reshape(scores.shape)
     scores = jnp.where(seen, scores, MASKED)
     weights = jnp.where(seen, jnp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
     total = weights.sum(-1, keepdims=True)
     weights = weights / jnp.where(total > 0.0, total, 1.0)
-    out = jnp.einsum("kgnm,mkd->nkgd", weights.astype(v.dtype), v)
-    return out.reshape(queries, heads, dim).astype(q.dtype)
+    out = jnp.matmul(weights.astype(v.dtype), v.transpose(1, 0, 2), preferred_element_type=wide)
+    out = out.reshape(kv, group, queries, dim).transpose(2, 0, 1, 3).reshape(q.shape)
+    return checkpoint_name(out.astype(q.dtype), "attention_out")

@@ -4,18 +4,18 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float, Int
 
-from harnessrl_jax.attention import Implementation, TreeMask
+from harnessrl_jax.attention import Implementation, TilePlan, TreeMask
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.layers import Layer, RMSNorm, rotary_angles
 
-KEPT_BY_REMAT = ("attention_out", "attention_lse")
+KEPT_BY_REMAT = ("attention_out", "attention_logsum")
 
 
 class Decoder(nn.Module):
     """Embedding, layers, final norm, output projection. Every method is pure in its parameters."""
 
     config: DecoderConfig
-    implementation: Implementation = "dense"
+    implementation: Implementation = "blockwise"
     remat: bool = False
 
     def setup(self) -> None:
@@ -29,19 +29,19 @@ class Decoder(nn.Module):
             self.lm_head = nn.Dense(c.vocab_size, use_bias=False)
 
     def __call__(
-        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask
+        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask, plan: TilePlan | None = None
     ) -> Float[Array, "slot vocab"]:
         """Logits of every slot of one row: small inputs only, and for creating the parameters."""
-        return self.logits(self.row(token, position, mask))
+        return self.logits(self.row(token, position, mask, plan))
 
     def row(
-        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask
+        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask, plan: TilePlan | None
     ) -> Float[Array, "slot hidden"]:
         """Normed hidden states of one packed row."""
         rotary = rotary_angles(position, self.config.head_dim, self.config.rope_theta)
         x = self.embed(token)
         for layer in self.layers:
-            x = layer(x, rotary, mask)
+            x = layer(x, rotary, mask, plan)
         return self.final_norm(x)
 
     def extend(

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from harnessrl_jax.attention import Implementation, TreeMask, tree_attention
+from harnessrl_jax.attention import Implementation, TilePlan, TreeMask, tree_attention
 from harnessrl_jax.models.config import DecoderConfig
 
 Rotary = tuple[Float[Array, "*axes half"], Float[Array, "*axes half"]]
@@ -55,6 +55,7 @@ class Attention(nn.Module):
     """Grouped-query attention with rotary positions; over a packed row or over a key-value cache."""
 
     config: DecoderConfig
+    implementation: Implementation
 
     def setup(self) -> None:
         c = self.config
@@ -69,11 +70,11 @@ class Attention(nn.Module):
         return rotate(split(self.q(x)), rotary), rotate(split(self.k(x)), rotary), split(self.v(x))
 
     def __call__(
-        self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask, implementation: Implementation
+        self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask, plan: TilePlan | None
     ) -> Float[Array, "slot hidden"]:
         """Attention inside one packed row."""
         q, k, v = self.project(x, rotary)
-        out = tree_attention(q, k, v, mask, implementation=implementation)
+        out = tree_attention(q, k, v, mask, plan, implementation=self.implementation)
         return self.o(out.reshape(x.shape[0], -1))
 
     def extend(
@@ -129,13 +130,15 @@ class Layer(nn.Module):
 
     def setup(self) -> None:
         self.input_norm = RMSNorm(self.config.rms_eps)
-        self.attn = Attention(self.config)
+        self.attn = Attention(self.config, self.implementation)
         self.post_norm = RMSNorm(self.config.rms_eps)
         self.mlp = Mlp(self.config)
 
-    def __call__(self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask) -> Float[Array, "slot hidden"]:
+    def __call__(
+        self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask, plan: TilePlan | None
+    ) -> Float[Array, "slot hidden"]:
         """The layer over one packed row."""
-        x = x + self.attn(self.input_norm(x), rotary, mask, self.implementation)
+        x = x + self.attn(self.input_norm(x), rotary, mask, plan)
         return x + self.mlp(self.post_norm(x))
 
     def extend(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from harnessrl_jax.attention import Implementation, row_mask
+from harnessrl_jax.attention import BLOCK, Implementation, make_plan, row_mask
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder
 
@@ -36,7 +36,8 @@ def row_hidden(
     position: Int[Array, " slot"],
     subtree_end: Int[Array, " slot"],
     *,
-    implementation: Implementation = "dense",
+    implementation: Implementation = "blockwise",
+    block: int = BLOCK,
     remat: bool = False,
     collect_units: bool = False,
 ) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot unit"], ...]]:
@@ -49,6 +50,7 @@ def row_hidden(
       position: depth of each slot in its tree.
       subtree_end: one past the last descendant of each slot; own index + 1 on padding.
       implementation: which attention computes it.
+      block: slots a side of a tile of blockwise attention; divides the row, or is at least as long.
       remat: recompute the layers in the backward pass, except attention outputs.
       collect_units: also return the input of every layer's down projection.
 
@@ -56,7 +58,9 @@ def row_hidden(
       The hidden states, and per layer the unit activations (empty unless asked for).
     """
     decoder = Decoder(config, implementation, remat)
-    arguments = (token, position, row_mask(subtree_end))
+    mask = row_mask(subtree_end)
+    plan = make_plan(mask, block_q=block, block_k=block) if implementation == "blockwise" else None
+    arguments = (token, position, mask, plan)
     if not collect_units:
         return decoder.apply({"params": params}, *arguments, method="row"), ()
     hidden, sown = decoder.apply({"params": params}, *arguments, method="row", mutable=["units"])
