@@ -35,34 +35,7 @@ _HOME = {
     "training_world": "worlds",
 }
 
-__all__ = [
-    "PERFECT",
-    "ExpertSampler",
-    "Fact",
-    "FactTable",
-    "FactbookSource",
-    "JsonLinesSource",
-    "Mistakes",
-    "Passage",
-    "SearchIndex",
-    "TaskSource",
-    "TaskStream",
-    "TfdsSource",
-    "World",
-    "best_exact_match",
-    "best_f1",
-    "build_index",
-    "expected_score",
-    "heldout_tasks",
-    "heldout_world",
-    "invented_facts",
-    "invented_tasks",
-    "load_facts",
-    "process_rewards",
-    "split_facts",
-    "train_tasks",
-    "training_world",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

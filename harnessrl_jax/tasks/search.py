@@ -5,6 +5,7 @@ words, each quoted, OR-ed; results are ordered by bm25, then by rowid, so that t
 """
 
 import contextlib
+import functools
 import os
 import re
 import sqlite3
@@ -16,6 +17,7 @@ from harnessrl_jax.tasks.facts import Fact, Passage
 
 RESULTS = 3
 MAX_TERMS = 24
+REMEMBERED = 4096
 STOP_WORDS = frozenset(("what", "which", "is", "are", "the", "of", "with", "whose", "country", "and", "a"))
 
 Search = Callable[[str], Sequence[Passage]]
@@ -61,7 +63,7 @@ def _fill(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
 
 
 class SearchIndex:
-    """An open index; call it with a query. Not for use from several threads.
+    """An open index; call it with a query. From any thread, but from one at a time; recent results are remembered.
 
     Args:
       source: the file `build_index` wrote, or facts to index in memory.
@@ -74,19 +76,25 @@ class SearchIndex:
         if isinstance(source, str | os.PathLike):
             if not Path(source).is_file():
                 raise TaskError(f"search index {os.fspath(source)!r} does not exist; write it with tasks.build_index.")
-            self._connection = sqlite3.connect(f"{Path(source).resolve().as_uri()}?mode=ro", uri=True)
+            self._connection = sqlite3.connect(
+                f"{Path(source).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False
+            )
         else:
-            self._connection = sqlite3.connect(":memory:")
+            self._connection = sqlite3.connect(":memory:", check_same_thread=False)
             _fill(self._connection, source)
+        self._remembered = functools.lru_cache(REMEMBERED)(self._find)
 
     def __call__(self, query: str, k: int = RESULTS) -> list[Passage]:
         """The `k` best passages for `query`; fewer, or none, if fewer share a word with it."""
+        return list(self._remembered(query, k))
+
+    def _find(self, query: str, k: int) -> tuple[Passage, ...]:
         expression = match_expression(query)
         if not expression:
-            return []
+            return ()
         statement = "SELECT id, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?"
         rows = self._connection.execute(statement, (expression, k))
-        return [Passage(*row) for row in rows]
+        return tuple(Passage(*row) for row in rows)
 
     def close(self) -> None:
         """Closes the file."""
