@@ -9,7 +9,6 @@ import time
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -73,6 +72,7 @@ class Scripted:
         self.script = script
         self.delay_s = delay_s
         self.version = 0
+        self.hold = ""
         self.requests = []
         self.running = False
 
@@ -84,7 +84,10 @@ class Scripted:
         self.requests.append(request)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        answer = self.script(self.codec.decode(request.prompt_ids))
+        prompt = self.codec.decode(request.prompt_ids)
+        while self.hold and self.hold in prompt:
+            await asyncio.sleep(0.01)
+        answer = self.script(prompt)
         return answer if isinstance(answer, Sample) else self.sample(answer, request.max_new_tokens)
 
     def sample(self, answer, max_new_tokens=10**6):
@@ -107,7 +110,7 @@ class Scripted:
 class House:
     """A whole gateway on a real port, with one rollout open."""
 
-    def __init__(self, path, codec, script, *, context_tokens=4096, max_new_tokens=256, limits=Limits(), delay_s=0.0):
+    def __init__(self, path, codec, script, *, context_tokens=4096, max_new_tokens=256, limits=None, delay_s=0.0):
         self.codec = codec
         self.sampler = Scripted(codec, script, delay_s=delay_s)
         self.store = Store(path)
@@ -121,7 +124,7 @@ class House:
         )
         self.app = create_app(self.gateway, self.rollouts, self.sampler, max_body_bytes=1 << 20)
         self.server.start(self.app)
-        self.limits = limits
+        self.limits = limits or Limits()
         self.endpoint = self.open()
 
     def open(self, rollout_id="r0", attempt=0):
@@ -139,6 +142,8 @@ class House:
     def client(self, agent="central", session=None, endpoint=None, **options):
         to = endpoint or self.endpoint
         headers = {} if session is None else {"x-session-id": session}
+        import openai
+
         return openai.OpenAI(
             base_url=f"{to.base_url}/{agent}/v1", api_key=to.api_key, default_headers=headers, **options
         )
@@ -171,3 +176,11 @@ def house(tmp_path, codec):
             return made
 
         yield open_house
+
+
+@pytest.fixture(scope="session")
+def shared_house(tmp_path_factory, codec):
+    """A gateway for tests that leave no trace in it."""
+    made = House(tmp_path_factory.mktemp("shared") / "calls.sqlite", codec, lambda prompt: "Yes.")
+    yield made
+    made.close()
