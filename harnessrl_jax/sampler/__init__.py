@@ -4,13 +4,17 @@ The protocol imports without JAX; the other names load JAX on first use.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harnessrl_jax.sampler.protocol import Sample, Sampler, SampleRequest
 
-_LAZY = {"DriverSettings": "driver", "Engine": "engine", "LocalSampler": "driver"}
+if TYPE_CHECKING:
+    from harnessrl_jax.sampler.driver import LocalSampler
+    from harnessrl_jax.sampler.engine import Engine
 
-__all__ = ["DriverSettings", "Engine", "LocalSampler", "Sample", "SampleRequest", "Sampler"]
+_LAZY = {"Engine": "engine", "LocalSampler": "driver"}
+
+__all__ = ["Engine", "LocalSampler", "Sample", "SampleRequest", "Sampler"]
 
 
 def __getattr__(name: str) -> Any:

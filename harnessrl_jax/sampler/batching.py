@@ -1,0 +1,237 @@
+"""Jobs in, samples out, one turn at a time: continuous batching over an Engine. Knows no threads and no clock."""
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine, Prefix, Settings
+from harnessrl_jax.sampler.pages import PageTable, chunk_keys
+from harnessrl_jax.sampler.protocol import Sample, SampleRequest
+from harnessrl_jax.trajectories.records import LogpKind
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A request under way, and what was sampled for it so far."""
+
+    request: SampleRequest
+    blocks: list[Int32[np.ndarray, "token 4"]] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)  # of each block
+    sampled: int = 0
+    cancelled: bool = False
+
+    def add(self, block: Int32[np.ndarray, "token 4"], version: int) -> None:
+        """Appends tokens that one generate call sampled."""
+        self.blocks.append(block)
+        self.versions.append(version)
+        self.sampled += len(block)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last token is a stop id."""
+        return bool(self.sampled) and int(self.blocks[-1][-1, 0]) in self.request.stop_ids
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to sample. The engine comes to the same conclusion by itself."""
+        return self.stopped or self.sampled == self.request.max_new_tokens
+
+
+@dataclasses.dataclass
+class Lane:
+    """One decoding state and the jobs in its slots."""
+
+    state: DecodeState
+    free: list[int]
+    running: dict[int, Job] = dataclasses.field(default_factory=dict)
+
+    def drop_cancelled(self) -> None:
+        """Frees the slots of cancelled jobs; the next prompt overwrites them."""
+        for slot in [slot for slot, job in self.running.items() if job.cancelled]:
+            self.release(slot)
+
+    def release(self, slot: int) -> None:
+        """Gives the slot to whoever comes next."""
+        del self.running[slot]
+        self.free.append(slot)
+
+
+@dataclasses.dataclass
+class Counts:
+    """Work done since the start."""
+
+    jobs: int = 0
+    tokens: int = 0
+    chunks_read: int = 0
+    chunks_reused: int = 0
+    generate_calls: int = 0
+
+
+class Batcher:
+    """Keeps an engine's slots busy.
+
+    Slots come in lanes, each a state of its own that is decoded by its own call: a lane without jobs costs nothing, and
+    on a processor a small state stays in its caches. One lane is right for an accelerator.
+
+    Args:
+      engine: sizes; its slots are those of one lane.
+      lanes: number of decoding states.
+      turn_chunks: prompt chunks that one turn may read before the running jobs go on. At least one prompt is read.
+      device: where everything lives.
+    """
+
+    def __init__(self, engine: Engine, *, lanes: int, turn_chunks: int, device: jax.Device) -> None:
+        self.engine = engine
+        self.counts = Counts()
+        self._device, self._turn_chunks = device, turn_chunks
+        self._params: Any = None
+        self._version = 0
+        self._table = PageTable(engine.pages)
+        self._waiting: deque[Job] = deque()
+        with jax.default_device(device):
+            self._pages = jax.device_put(engine.init_pages(), device)
+            self._lanes = [self._empty_lane() for _ in range(lanes)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn would do anything."""
+        return bool(self._waiting) or any(lane.running for lane in self._lanes)
+
+    def load(self, params: Any, version: int) -> None:
+        """Goes on with these weights. Jobs under way keep the keys and values they have; kept chunks are dropped."""
+        self._params, self._version = params, version
+        self._table.clear()
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        self._waiting.append(job)
+
+    def turn(self) -> list[tuple[Job, Sample | SamplerError]]:
+        """Reads waiting prompts into free slots, then samples one block everywhere.
+
+        Returns:
+          The jobs that ended, with their results. Cancelled jobs are not returned.
+        """
+        for lane in self._lanes:
+            lane.drop_cancelled()
+        self._admit()
+        started = [lane for lane in self._lanes if lane.running]
+        blocks = []
+        for lane in started:  # all calls are under way before the first result is awaited
+            lane.state, block = self.engine.generate(self._params, lane.state)
+            blocks.append(block.data)
+        self.counts.generate_calls += len(started)
+        done = [self._collect(lane, np.asarray(data)) for lane, data in zip(started, blocks, strict=True)]
+        return [(job, _result(job)) for jobs in done for job in jobs]
+
+    def _empty_lane(self) -> Lane:
+        state = jax.device_put(self.engine.init_state(), self._device)
+        return Lane(state, free=list(range(self.engine.slots))[::-1])
+
+    def _admit(self) -> None:
+        limit = self.counts.chunks_read + self._turn_chunks
+        while self._waiting and self.counts.chunks_read < limit:
+            if self._waiting[0].cancelled:
+                self._waiting.popleft()
+                continue
+            # The fullest lane with room: few full lanes are cheaper than many half empty ones.
+            lane = max((lane for lane in self._lanes if lane.free), key=lambda lane: len(lane.running), default=None)
+            if lane is None:
+                return
+            job = self._waiting.popleft()
+            prefix, slot = self._read(job.request), lane.free.pop()
+            length = len(job.request.prompt_ids)
+            lane.state = self.engine.insert(prefix, lane.state, slot, length, settings_of(job.request))
+            lane.running[slot] = job
+            self.counts.jobs += 1
+
+    def _read(self, request: SampleRequest) -> Prefix:
+        """The prompt's keys and values, from kept chunks as far as there are any."""
+        prompt, size = np.asarray(request.prompt_ids, np.int32), self.engine.chunk
+        keys = chunk_keys(prompt, size)
+        kept = self._table.leading(keys)
+        page = np.zeros(self.engine.length // size, np.int32)
+        page[: len(kept)] = kept
+        prefix = self.engine.restore(self._pages, page, len(kept))
+        for i in range(len(kept), len(keys)):
+            part = prompt[i * size : (i + 1) * size]
+            token = np.pad(part, (0, size - len(part)))
+            prefix, self._pages = self.engine.prefill(
+                self._params, prefix, self._pages, token, i * size, len(part), self._table.claim(keys[i])
+            )
+        self.counts.chunks_reused += len(kept)
+        self.counts.chunks_read += len(keys) - len(kept)
+        return prefix
+
+    def _collect(self, lane: Lane, data: Int32[np.ndarray, "step slot 4"]) -> list[Job]:
+        """Hands a block's tokens to the lane's jobs; the jobs that ended."""
+        lengths, ended = (data[:, :, 0] != NO_TOKEN).sum(0), []
+        for slot, job in list(lane.running.items()):
+            job.add(data[: lengths[slot], slot], self._version)
+            if job.ended:
+                lane.release(slot)
+                ended.append(job)
+        self.counts.tokens += int(lengths.sum())
+        return ended
+
+
+def settings_of(request: SampleRequest) -> Settings:
+    """A request's wishes as the engine takes them."""
+    stop_ids = np.full(STOP_IDS, NO_TOKEN, np.int32)
+    stop_ids[: len(request.stop_ids)] = request.stop_ids
+    return Settings(
+        temperature=np.float32(request.temperature),
+        top_p=np.float32(request.top_p),
+        top_k=np.int32(request.top_k),
+        seed=np.array([request.seed >> 32, request.seed & 0xFFFFFFFF], np.uint32),
+        stop_ids=stop_ids,
+        remaining=np.int32(request.max_new_tokens),
+    )
+
+
+def check(request: SampleRequest, engine: Engine) -> None:
+    """Refuses what the engine cannot sample. Raises SamplerError."""
+    name = f"Request {request.request_id!r}: "
+    prompt, new, vocab = len(request.prompt_ids), request.max_new_tokens, engine.config.vocab_size
+    if prompt + new > engine.length:
+        fix = f"Ask for at most {engine.length - prompt}" if prompt < engine.length else "Shorten the prompt"
+        raise SamplerError(
+            f"{name}a prompt of {prompt} tokens and max_new_tokens {new} need {prompt + new} tokens, but the sampler's "
+            f"context is {engine.length}. {fix}, or start the sampler with a longer context."
+        )
+    if max(request.prompt_ids) >= vocab:
+        raise SamplerError(
+            f"{name}token id {max(request.prompt_ids)} is outside the vocabulary of {vocab}. "
+            "Render the prompt with this model's own tokenizer."
+        )
+    if len(request.stop_ids) > STOP_IDS:
+        raise SamplerError(f"{name}{len(request.stop_ids)} stop ids; the sampler takes at most {STOP_IDS}.")
+
+
+def _result(job: Job) -> Sample | SamplerError:
+    """What the caller gets for an ended job."""
+    request, data = job.request, np.concatenate(job.blocks)
+    logps, raw_logps, survival = (data[:, field].copy().view(np.float32) for field in (1, 2, 3))
+    if not (np.isfinite(logps).all() and np.isfinite(raw_logps).all()):
+        return SamplerError(
+            f"Request {request.request_id!r}: the model's logits are not finite with the weights of version "
+            f"{job.versions[-1]}. The weights have diverged or were damaged: load those of an earlier version."
+        )
+    cut = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    greedy = request.temperature == 0.0  # a choice, not a draw: only the raw log-probability says anything
+    return Sample(
+        output_ids=data[:, 0].copy(),
+        logps=logps,
+        logp_kind=LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
+        if greedy
+        else LogpKind(mode="processed", **cut),
+        versions=np.repeat(np.asarray(job.versions, np.int32), [len(block) for block in job.blocks]),
+        finish="stop" if job.stopped else "length",
+        raw_logps=raw_logps,
+        survival=survival,
+    )

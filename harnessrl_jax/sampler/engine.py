@@ -1,0 +1,261 @@
+"""Prompt chunks -> keys and values -> a slot -> sampled tokens: pure jitted functions over the decoder's cache.
+
+The contract is JetStream's (prefill, insert, generate, slots), without importing it. Everything a request asks for is
+an array in the state, so nothing recompiles. All functions donate what they replace.
+
+To the bit, a token depends only on the weights, the tokens before it and the request: a chunk starts at a multiple of
+the chunk length and is always computed by the one `prefill`, a slot is always decoded by the one `generate`, and the
+random number of a token belongs to its seed and its absolute position.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+
+from harnessrl_jax import models
+from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.models import DecoderConfig, KVCache, Params
+from harnessrl_jax.sampler.sampling import Drawn, draw, uniforms
+
+NO_TOKEN = -1  # in a result: the slot sampled nothing in that step; in stop ids: no stop id
+STOP_IDS = 8  # stop ids one request can have
+
+
+class Settings(NamedTuple):
+    """What a request asks for, of every slot or of one; see `SampleRequest`."""
+
+    temperature: Float[Array, "*slot"]
+    top_p: Float[Array, "*slot"]
+    top_k: Int32[Array, "*slot"]
+    seed: UInt32[Array, "*slot 2"]  # high and low word
+    stop_ids: Int32[Array, "*slot stop"]  # NO_TOKEN where there are fewer
+    remaining: Int32[Array, "*slot"]  # tokens still to sample
+
+
+class Prefix(NamedTuple):
+    """A prompt that was read: one slot's cache, and the hidden state of the last token that counts."""
+
+    cache: KVCache
+    hidden: Float[Array, "1 hidden"]
+
+
+class Pages(NamedTuple):
+    """Chunks kept for later prompts: `cache` has a page as its slot and a chunk as its length."""
+
+    cache: KVCache
+    hidden: Float[Array, "page hidden"]  # of the chunk's last token that counts
+
+
+class DecodeState(NamedTuple):
+    """Everything a decoding step transforms."""
+
+    cache: KVCache
+    hidden: Float[Array, "slot hidden"]  # of the token before `position`
+    position: Int32[Array, " slot"]  # absolute position of the token to be sampled next
+    active: Bool[Array, " slot"]
+    settings: Settings
+
+
+class Block(NamedTuple):
+    """What one `generate` call sampled, packed so that one transfer brings it to the host.
+
+    `data[step, slot]` is the token (NO_TOKEN where the slot had ended) and the bits of its log-probability, its raw
+    log-probability and the survival of `sampling.Drawn`.
+    """
+
+    data: Int32[Array, "step slot 4"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The sizes that every call of one sampler shares. Stateless: parameters and states go in and come out.
+
+    Raises:
+      SamplerError: sizes that do not fit each other.
+    """
+
+    config: DecoderConfig
+    slots: int
+    """Sequences decoded together."""
+    length: int
+    """Tokens of one slot, prompt and output."""
+    chunk: int
+    """Prompt tokens of one prefill call; divides `length`."""
+    steps: int
+    """Tokens of every slot that one generate call samples."""
+    pages: int
+    """Prompt chunks kept for reuse."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("slots", 1), ("length", 1), ("chunk", 1), ("steps", 1), ("pages", 0)):
+            if getattr(self, name) < least:
+                raise SamplerError(f"Engine: {name} must be at least {least}, got {getattr(self, name)}.")
+        if self.length % self.chunk:
+            raise SamplerError(
+                f"Engine: a slot of {self.length} tokens is not a whole number of prefill chunks of {self.chunk}. "
+                f"Take a length of {-(-self.length // self.chunk) * self.chunk}, or a chunk that divides it."
+            )
+
+    def init_state(self) -> DecodeState:
+        """A state in which every slot is free."""
+        zeros = functools.partial(jnp.zeros, self.slots)
+        settings = Settings(
+            temperature=zeros(jnp.float32),
+            top_p=jnp.ones(self.slots, jnp.float32),
+            top_k=zeros(jnp.int32),
+            seed=jnp.zeros((self.slots, 2), jnp.uint32),
+            stop_ids=jnp.full((self.slots, STOP_IDS), NO_TOKEN, jnp.int32),
+            remaining=zeros(jnp.int32),
+        )
+        cache = models.init_cache(self.config, self.slots, self.length)
+        hidden = jnp.zeros((self.slots, self.config.hidden_size))
+        return DecodeState(cache, hidden, position=zeros(jnp.int32), active=zeros(bool), settings=settings)
+
+    def init_pages(self) -> Pages:
+        """Empty pages, and before them one that keeps nothing: number `pages.SCRATCH`."""
+        hidden = jnp.zeros((self.pages + 1, self.config.hidden_size))
+        return Pages(models.init_cache(self.config, self.pages + 1, self.chunk), hidden)
+
+    def restore(self, pages: Pages, page: Int[Array, " chunk"], count: int) -> Prefix:
+        """A prefix made of the first `count` of `page`, which has length / chunk entries."""
+        return restore(self.config, pages, page, count)
+
+    def prefill(
+        self,
+        params: Params,
+        prefix: Prefix,
+        pages: Pages,
+        token: Int[Array, " token"],
+        start: int,
+        count: int,
+        page: int,
+    ) -> tuple[Prefix, Pages]:
+        """Reads one chunk of a prompt into the prefix, and keeps it as a page; see the function `prefill`."""
+        return prefill(self.config, params, prefix, pages, token, start, count, page)
+
+    def insert(self, prefix: Prefix, state: DecodeState, slot: int, position: int, settings: Settings) -> DecodeState:
+        """Puts a prefix of `position` tokens into a slot; it is sampled from in the next generate call."""
+        return insert(prefix, state, slot, position, settings)
+
+    def generate(self, params: Params, state: DecodeState) -> tuple[DecodeState, Block]:
+        """Samples up to `steps` tokens of every active slot."""
+        return generate(self.config, self.steps, params, state)
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def restore(config: DecoderConfig, pages: Pages, page: Int[Array, " chunk"], count: Int[Array, ""]) -> Prefix:
+    """Pages of consecutive chunks -> one slot's cache, zero beyond the first `count` of them."""
+    kept = jnp.arange(page.shape[0]) < count
+
+    def lay(pool: Array, axis: int) -> Array:
+        taken = jnp.where(kept.reshape((-1,) + (1,) * (pool.ndim - 1)), pool[page], 0)
+        joined = jnp.moveaxis(taken, 0, axis - 1)
+        shape = joined.shape
+        return joined.reshape((1, *shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :]))
+
+    return Prefix(jax.tree.map(lay, pages.cache, _length_axis(config)), pages.hidden[page[count - 1]][None])
+
+
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("prefix", "pages"))
+def prefill(
+    config: DecoderConfig,
+    params: Params,
+    prefix: Prefix,
+    pages: Pages,
+    token: Int[Array, " token"],
+    start: Int[Array, ""],
+    count: Int[Array, ""],
+    page: Int[Array, ""],
+) -> tuple[Prefix, Pages]:
+    """Reads one chunk of a prompt and keeps it.
+
+    Args:
+      config: sizes.
+      params: the weights.
+      prefix: everything before `start`.
+      pages: kept chunks.
+      token: the chunk; padded after the first `count` tokens.
+      start: absolute position of the chunk, a multiple of its length.
+      count: tokens that are not padding, at least 1.
+      page: number of the page that is overwritten with this chunk.
+
+    Returns:
+      The prefix with the chunk, and the pages.
+    """
+    hidden, cache = models.extend(config, params, token[None], jnp.reshape(start, (1,)), prefix.cache)
+    last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1).astype(jnp.float32)
+
+    def keep(pool: Array, row: Array, axis: int) -> Array:
+        written = jax.lax.dynamic_slice_in_dim(row, start, token.shape[0], axis)
+        return jax.lax.dynamic_update_slice_in_dim(pool, written, page, 0)
+
+    kept = jax.tree.map(keep, pages.cache, cache, _length_axis(config))
+    return Prefix(cache, last), Pages(kept, jax.lax.dynamic_update_slice_in_dim(pages.hidden, last, page, 0))
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def insert(
+    prefix: Prefix, state: DecodeState, slot: Int[Array, ""], position: Int[Array, ""], settings: Settings
+) -> DecodeState:
+    """Overwrites everything of one slot; `position` is the number of tokens in the prefix."""
+
+    def put(old: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, jnp.asarray(new, old.dtype)[None], slot, 0)
+
+    return DecodeState(
+        cache=jax.tree.map(lambda old, new: put(old, new[0]), state.cache, prefix.cache),
+        hidden=put(state.hidden, prefix.hidden[0]),
+        position=put(state.position, position),
+        active=put(state.active, True),
+        settings=jax.tree.map(put, state.settings, settings),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames=("state",))
+def generate(config: DecoderConfig, steps: int, params: Params, state: DecodeState) -> tuple[DecodeState, Block]:
+    """Samples and reads up to `steps` tokens of every active slot; stops early when no slot is active."""
+
+    def more(carry: tuple[Array, DecodeState, Array]) -> Array:
+        step, state, _ = carry
+        return (step < steps) & state.active.any()
+
+    def advance(carry: tuple[Array, DecodeState, Array]) -> tuple[Array, DecodeState, Array]:
+        step, state, data = carry
+        state, row = _step(config, params, state)
+        return step + 1, state, jax.lax.dynamic_update_slice_in_dim(data, row[None], step, 0)
+
+    data = jnp.full((steps, *state.position.shape, 4), NO_TOKEN, jnp.int32)
+    _, state, data = jax.lax.while_loop(more, advance, (jnp.int32(0), state, data))
+    return state, Block(data)
+
+
+def _step(config: DecoderConfig, params: Params, state: DecodeState) -> tuple[DecodeState, Int32[Array, "slot 4"]]:
+    """One token of every slot, and its entry of a Block."""
+    asked = state.settings
+    scores = models.logits(config, params, state.hidden)
+    drawn = draw(scores, uniforms(asked.seed, state.position), asked.temperature, asked.top_p, asked.top_k)
+    remaining = asked.remaining - state.active
+    stopped = (drawn.token[:, None] == asked.stop_ids).any(-1)
+    active = state.active & ~stopped & (remaining > 0)
+    # Ended and free slots are computed too; they rewrite one place of their own cache, which nobody reads.
+    hidden, cache = models.extend(config, params, drawn.token[:, None], state.position, state.cache)
+    hidden = hidden[:, 0].astype(jnp.float32)
+    after = DecodeState(cache, hidden, state.position + active, active, asked._replace(remaining=remaining))
+    return after, _packed(drawn, state.active)
+
+
+def _packed(drawn: Drawn, active: Bool[Array, " slot"]) -> Int32[Array, "slot 4"]:
+    bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (drawn.logp, drawn.raw_logp, drawn.survival)]
+    return jnp.where(active[:, None], jnp.stack([drawn.token, *bits], axis=-1), NO_TOKEN)
+
+
+@functools.cache
+def _length_axis(config: DecoderConfig) -> KVCache:
+    """For each array of a cache, the axis that grows with the length. Axis 0 is always the slot."""
+    short, long = (jax.eval_shape(lambda n=n: models.init_cache(config, 1, n)) for n in (1, 2))
+    grows = lambda a, b: next(axis for axis, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n)
+    return jax.tree.map(grows, short, long)
