@@ -65,10 +65,11 @@ def test_a_process_stays_warm_and_works_on_several_jobs(tmp_path):
 
 def test_jobs_beyond_the_concurrency_wait(tmp_path):
     async def scenario(pool):
-        return await asyncio.gather(*(pool.run(job("meet 2")) for _ in range(6)))
+        return await asyncio.gather(*(pool.run(job("meet 3")) for _ in range(3)))
 
-    # Three would never meet in pairs if more than two were handed out; one alone would wait for ever.
-    assert [outcome.answer for outcome in in_pool(tmp_path, scenario, concurrency=2)] == ["met"] * 6
+    # The third is not handed out while the first two wait for it.
+    outcomes = in_pool(tmp_path, scenario, concurrency=2, deadline_s=0.4)
+    assert {outcome.ending for outcome in outcomes} <= {"hang", "lost"}
 
 
 def test_jobs_spread_over_the_workers(tmp_path):
@@ -156,6 +157,13 @@ def test_a_program_that_never_works_is_an_error(tmp_path):
     )
     with pytest.raises(RolloutError, match=message):
         in_pool(tmp_path, scenario, command=command, max_deaths=3)
+
+
+def test_only_deaths_in_a_row_count(tmp_path):
+    async def scenario(pool):
+        return [await pool.run(job(question)) for question in ("crash", "echo a", "crash", "echo b")]
+
+    assert [outcome.answer for outcome in in_pool(tmp_path, scenario, max_deaths=1)] == [None, "a", None, "b"]
 
 
 def test_a_missing_program_is_an_error(tmp_path):
