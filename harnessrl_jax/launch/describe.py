@@ -40,7 +40,5 @@ def _algorithm(config: Config) -> str:
     if config.algorithm.kind == "supervised":
         return "supervised, cross-entropy on captured rollouts"
     rollouts = config.rollouts
-    name = (
-        "policy gradient" if config.algorithm.routing == "none" else "CAPO"
-    )
+    name = "policy gradient" if config.algorithm.routing == "none" else "CAPO"
     return f"{name}; {rollouts.groups} x {rollouts.group_size} rollouts a step"
