@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from harnessrl_jax.errors import LineageError
 from harnessrl_jax.trajectories.records import Call
-from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, build
+from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, build, path
 
 Link = Literal["opens", "extends", "rewrites"]
 State = Literal["live", "superseded", "rejected", "auxiliary", "undelivered"]
@@ -73,13 +73,14 @@ def build_lineage(calls: Sequence[Call]) -> Lineage:
     """
     ordered = sorted(calls, key=_request_order)
     _check(ordered)
-    parents = _parents(ordered)
+    links = _prefix_links(ordered)
+    parents = {call_id: link.parent for call_id, link in links.items()}
     continued = {parent for parent in parents.values() if parent is not None}
     lost = _superseded(ordered, continued)
     known = {call.call_id for call in ordered}
     linked: list[LinkedCall] = []
-    for position, call in enumerate(ordered):
-        link, link_evidence = _link(call, parents[call.call_id], ordered[:position])
+    for call in ordered:
+        link, link_evidence = _link(call, links[call.call_id])
         state, state_evidence = _state(call, lost, call.call_id in continued)
         hint = call.parent_call_id if call.parent_call_id in known else None
         evidence = "; ".join(filter(None, [link_evidence, state_evidence, _hint_evidence(call, known)]))
@@ -129,21 +130,40 @@ def _check(calls: Sequence[Call]) -> None:
             )
 
 
-def _parents(calls: Sequence[Call]) -> dict[str, str | None]:
-    """For each call the call it continues, inside its agent."""
-    out: dict[str, str | None] = {}
+class _PrefixLink(NamedTuple):
+    """The call that a prompt extends; without one, the earlier call of its session it shares most with, if any."""
+
+    parent: str | None
+    nearest: str | None = None
+    shared: int = 0
+    asked_before: bool = False
+
+
+def _prefix_links(calls: Sequence[Call]) -> dict[str, _PrefixLink]:
+    out: dict[str, _PrefixLink] = {}
     for agent in {call.agent for call in calls}:
         own = [call for call in calls if call.agent == agent]
         full = [np.concatenate([call.prompt_ids, call.output_ids]) for call in own]
         tree, leaf = build([*full, *(call.prompt_ids for call in own)])
-        out |= _deepest_ends(own, tree, leaf[: len(own)], leaf[len(own) :])
+        end, prompt = leaf[: len(own)], leaf[len(own) :]
+        parents = _deepest_ends(own, tree, end, prompt)
+        for place, call in enumerate(own):
+            parent = parents[place]
+            before = [i for i in range(place) if own[i].session_id == call.session_id]
+            if parent is not None or not before:
+                out[call.call_id] = _PrefixLink(None if parent is None else own[parent].call_id)
+                continue
+            shared = _shared_depth(tree, end[before], int(prompt[place]))
+            nearest = int(np.flatnonzero(shared == shared.max())[-1])
+            asked_before = bool(np.any(prompt[before] == prompt[place]))
+            out[call.call_id] = _PrefixLink(None, own[before[nearest]].call_id, int(shared[nearest]), asked_before)
     return out
 
 
 def _deepest_ends(
     calls: Sequence[Call], tree: PrefixTree, end: Int32[np.ndarray, " call"], prompt: Int32[np.ndarray, " call"]
-) -> dict[str, str | None]:
-    """For each call the other call whose last token lies deepest on the path of its prompt.
+) -> list[int | None]:
+    """For each call the number of the other call whose last token lies deepest on the path of its prompt.
 
     An empty output continues nothing, so it is no parent: that also keeps the links free of cycles. Where several
     calls end on the same node (siblings that sampled the same), the same session wins, then the latest call before.
@@ -151,16 +171,27 @@ def _deepest_ends(
     sampled = np.array([len(call.output_ids) > 0 for call in calls])
     on_path = (end[:, None] <= prompt[None, :]) & (prompt[None, :] < tree.subtree_end[end][:, None]) & sampled[:, None]
     depth = np.where(on_path, tree.depth[end][:, None], ROOT)
-    out: dict[str, str | None] = {}
+    deepest = depth.max(axis=0)
+    out: list[int | None] = []
     for child, call in enumerate(calls):
-        deepest = depth[:, child].max()
-        if deepest == ROOT:
-            out[call.call_id] = None
+        if deepest[child] == ROOT:
+            out.append(None)
             continue
-        ends = np.flatnonzero(depth[:, child] == deepest).tolist()
+        ends = np.flatnonzero(depth[:, child] == deepest[child]).tolist()
         best = max(ends, key=lambda i: (calls[i].session_id == call.session_id, i < child, i if i < child else -i))
-        out[call.call_id] = calls[best].call_id
+        out.append(best)
     return out
+
+
+def _shared_depth(tree: PrefixTree, end: Int32[np.ndarray, " call"], prompt: int) -> Int64[np.ndarray, " call"]:
+    """How many tokens the path to each of some nodes shares with the path to `prompt`.
+
+    The nodes on the path are nested ranges of nodes, so those that hold a node are the first few.
+    """
+    on_path = path(tree, prompt)
+    begun = np.searchsorted(on_path, end, side="right")
+    open_still = np.searchsorted(-tree.subtree_end[on_path], -end, side="left")
+    return np.minimum(begun, open_still).astype(np.int64)
 
 
 def _superseded(calls: Sequence[Call], continued: set[str]) -> dict[str, str]:
@@ -210,21 +241,12 @@ def _state(call: Call, lost: dict[str, str], used: bool) -> tuple[State, str]:
     return "undelivered", _failure(call)
 
 
-def _link(call: Call, parent: str | None, earlier: Sequence[Call]) -> tuple[Link, str]:
-    if parent is not None:
-        return "extends", f"prompt extends {parent}"
-    session = [other for other in earlier if (other.agent, other.session_id) == (call.agent, call.session_id)]
-    if not session or any(np.array_equal(other.prompt_ids, call.prompt_ids) for other in session):
+def _link(call: Call, link: _PrefixLink) -> tuple[Link, str]:
+    if link.parent is not None:
+        return "extends", f"prompt extends {link.parent}"
+    if link.nearest is None or link.asked_before:
         return "opens", ""
-    shared, nearest = max((_shared(other, call), place) for place, other in enumerate(session))
-    return "rewrites", f"history differs from {session[nearest].call_id} at token {shared} of {len(call.prompt_ids)}"
-
-
-def _shared(earlier: Call, call: Call) -> int:
-    full = np.concatenate([earlier.prompt_ids, earlier.output_ids])
-    size = min(len(full), len(call.prompt_ids))
-    differs = np.flatnonzero(full[:size] != call.prompt_ids[:size])
-    return int(differs[0]) if len(differs) else size
+    return "rewrites", f"history differs from {link.nearest} at token {link.shared} of {len(call.prompt_ids)}"
 
 
 def _hint_evidence(call: Call, known: set[str]) -> str:

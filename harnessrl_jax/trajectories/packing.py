@@ -169,13 +169,15 @@ def pack(
       The batch and its report.
 
     Raises:
-      PackingError: a path longer than a row, a weight that is not above 0, or a shape below 1.
+      PackingError: a path longer than a row, a weight that is not above 0, unsorted targets, or a shape below 1.
     """
     for name, value in (("row_slots", row_slots), ("row_targets", row_targets), ("max_rows", max_rows)):
         if value < 1:
             raise PackingError(f"pack: {name} must be at least 1, got {value}.")
     if any(not np.all(targets.weight > 0) for _, targets in items):
         raise PackingError("pack: a target has weight 0 or less, which means padding. Leave such targets out.")
+    if any(np.any(np.diff(targets.source) < 0) for _, targets in items):
+        raise PackingError("pack: the targets of a tree must be sorted by source. Sort them, as build_targets does.")
     pruned = [prune(tree, targets) for tree, targets in items]
     cut = [list(parts(*item, row_slots=row_slots, row_targets=row_targets)) for item in pruned]
     chosen = list(range(len(items)))

@@ -78,7 +78,7 @@ def assign_roles(
 
 def call_roles(call: Call) -> Int8[np.ndarray, " o"]:
     """`Role` of each token of `call.output_ids`, as its spans say."""
-    role = np.full(len(call.output_ids), Role.OTHER, np.int8)
+    role = np.full(len(call.output_ids), int(Role.OTHER), np.int8)
     for span in call.spans:
         role[span.start : span.end] = span.role
     return role

@@ -1,10 +1,13 @@
 import itertools
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from harnessrl_jax.errors import LineageError
-from harnessrl_jax.trajectories import build_lineage
+from harnessrl_jax.trajectories import build, build_lineage
+from harnessrl_jax.trajectories.lineage import _shared_depth
 
 
 def shown(calls):
@@ -186,6 +189,19 @@ def test_an_opener_nobody_knows_is_noted(make_call):
     )
 
 
+def test_a_rewrite_is_compared_with_the_nearest_history(make_call):
+    calls = [
+        make_call("a", [1, 7, 7, 7], [2], seq=0),
+        make_call("b", [5], [6], seq=1, session_id="other"),
+        make_call("c", [9], [6], seq=2),
+        make_call("d", [1, 7, 7, 8], [4], seq=3),
+        make_call("e", [1, 7, 7, 8], [4], seq=4),
+    ]
+    assert [link for _, link, _ in shown(calls).values()] == ["opens", "opens", "rewrites", "rewrites", "opens"]
+    assert evidence(calls, "d") == "history differs from a at token 3 of 4"
+    assert evidence(calls, "c") == "history differs from a at token 0 of 1"
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -215,3 +231,10 @@ def test_two_hundred_long_calls_are_quick_enough_to_link(make_call):
         context = np.concatenate([context, output, rng.integers(1, 9, 20)])
     links = build_lineage(calls).calls
     assert [link.parent_call_id for link in links] == [None, *(f"{seq}" for seq in range(199))]
+
+
+@hypothesis.given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_the_shared_history_is_the_common_prefix(sequences):
+    tree, leaf = build([np.array(sequence) for sequence in sequences])
+    common = lambda other: len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(other, sequences[0]))))
+    assert _shared_depth(tree, leaf, int(leaf[0])).tolist() == [common(other) for other in sequences]

@@ -129,6 +129,13 @@ def test_a_target_without_weight_is_refused(make_call):
         pack([(tree, targets._replace(weight=targets.weight * 0))], row_slots=4, row_targets=4, max_rows=1)
 
 
+def test_targets_out_of_order_are_refused(make_call):
+    tree, targets = item_of([make_call("a", [1], [2, 3])])
+    turned = targets._replace(source=targets.source[::-1])
+    with pytest.raises(PackingError, match=r"must be sorted by source"):
+        pack([(tree, turned)], row_slots=4, row_targets=4, max_rows=1)
+
+
 def test_what_finds_no_room_is_left_out_whole_and_counted(make_call):
     groups = [[make_call(f"{g}{i}", [g, i, i], [5, 6], seq=i) for i in range(2)] for g in range(1, 4)]
     items = [item_of(calls, first=2 * place) for place, calls in enumerate(groups)]  # 7 slots each
