@@ -128,6 +128,7 @@ class Rollouts:
         self._base_url = base_url.rstrip("/")
         self._make_secret = make_secret
         self._known: dict[tuple[str, str, int], OpenRollout] = {}
+        self._opening: set[tuple[str, str, int]] = set()
         self._gate = threading.Lock()
 
     def open(
@@ -152,10 +153,14 @@ class Rollouts:
         """
         key = (check_name("run_id", run_id), check_name("rollout_id", rollout_id), attempt)
         with self._gate:
-            if (known := self._known.get(key)) is not None and not known.closed:
+            known = self._known.get(key)
+            if key in self._opening or (known is not None and not known.closed):
                 raise GatewayError(f"Rollout {rollout_id!r}, attempt {attempt}, is open already; close it first.")
-            secret = self._make_secret()
-            self._known[key] = OpenRollout(
+            self._opening.add(key)
+        secret = self._make_secret()
+        try:
+            # Outside the gate: rollouts that are opened together share one flush to disk.
+            opened = OpenRollout(
                 run_id=run_id,
                 task_id=task_id,
                 group_id=group_id,
@@ -167,9 +172,14 @@ class Rollouts:
                 life=self._store.open_attempt(rollout_id, attempt),
                 secret=secret,
             )
+            with self._gate:
+                self._known[key] = opened
+        finally:
+            with self._gate:
+                self._opening.discard(key)
         return Endpoint(f"{self._base_url}/{run_id}/{rollout_id}/{attempt}", secret)
 
-    def close(self, run_id: str, rollout_id: str, attempt: int, *, timeout_s: float = 10.0) -> Counter[str]:
+    def close(self, run_id: str, rollout_id: str, attempt: int, *, timeout_s: float = 60.0) -> Counter[str]:
         """Freezes an attempt; when this returns, everything its harness received is on disk.
 
         Args:

@@ -61,8 +61,12 @@ class Server:
     ) -> None:
         self.stop()
 
-    def start(self, app: ASGIApp, *, timeout_s: float = 60.0) -> None:
+    def start(self, app: ASGIApp, *, timeout_s: float = 600.0) -> None:
         """Serves `app` from a thread; returns when it answers.
+
+        Args:
+          app: the application.
+          timeout_s: how long its start may take; a sampler that starts with it may have to compile.
 
         Raises:
           GatewayError: the application did not start; the cause is attached.

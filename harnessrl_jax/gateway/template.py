@@ -85,8 +85,8 @@ class ChatTemplate:
         except _TEMPLATE_FAULTS as error:
             reason = str(error).rstrip(".") or type(error).__name__
             raise TextError(
-                f"{self._where} cannot render these {len(messages)} messages: {reason}. Send roles and an order that the "
-                "model's chat template knows."
+                f"{self._where} cannot render these {len(messages)} messages: {reason}. Send roles and an order that "
+                "the model's chat template knows."
             ) from error
 
 
