@@ -132,6 +132,17 @@ def test_a_rollout_without_calls_still_counts(make_call, make_rollout):
     assert call_advantages(rollouts, [lineage], process_weight=0.0).advantages() == {"a0": 1}
 
 
+def test_each_group_has_its_own_baseline(make_call, make_rollout):
+    names = {"a": ("g", 1.0), "b": ("g", 0.0), "c": ("h", 9.0), "d": ("h", 5.0)}
+    lineages = [
+        build_lineage([make_call(name, [1], [2], rollout_id=name, group_id=group)])
+        for name, (group, _) in names.items()
+    ]
+    rollouts = [make_rollout(name, reward, group_id=group) for name, (group, reward) in names.items()]
+    got = call_advantages(rollouts, lineages, process_weight=0.0)
+    assert got.advantages() == {"a": 1, "b": -1, "c": 4, "d": -4}
+
+
 def test_an_infrastructure_failure_is_in_neither_loss_nor_baseline(step):
     got = step(b={"status": "infra_failure", "reward": 0.0})
     assert got.advantages() == {"a0": 0, "a1": 0, "a2": 0}  # a is now alone
