@@ -3,7 +3,16 @@
 from harnessrl_jax.rollouts.jobs import Job, Outcome, read_result
 from harnessrl_jax.rollouts.pool import HarnessPool
 from harnessrl_jax.rollouts.process import minimal_environment
-from harnessrl_jax.rollouts.run import Effects, Endpoint, Identity, Verdict, classify, failure_counts, run_groups
+from harnessrl_jax.rollouts.run import (
+    Effects,
+    Endpoint,
+    Identity,
+    Verdict,
+    classify,
+    failure_counts,
+    limits_reached,
+    run_groups,
+)
 
 __all__ = [
     "Effects",
@@ -15,6 +24,7 @@ __all__ = [
     "Verdict",
     "classify",
     "failure_counts",
+    "limits_reached",
     "minimal_environment",
     "read_result",
     "run_groups",

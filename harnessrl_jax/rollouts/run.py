@@ -12,6 +12,7 @@ from harnessrl_jax.rollouts.jobs import Job, Outcome
 from harnessrl_jax.trajectories.records import Rollout, RolloutStatus, Task
 
 PATH_SEGMENT = re.compile(r"[A-Za-z0-9._~-]+")
+LIMITS = ("rollout_call_limit", "context_length_exceeded")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +63,8 @@ class Effects:
 
     Attributes:
       open_endpoint: makes the model reachable for one attempt.
-      close_endpoint: ends that; later calls are refused. Gives back in words why the endpoint itself refused calls
-        (too many, context full), or "".
+      close_endpoint: ends that; later calls are refused. Gives back which limit made the endpoint refuse calls, or "";
+        see `limits_reached`. A model that failed is no limit.
       run_job: runs the harness.
       verify: scores the answer of a closed attempt, or its lack (None).
       record: takes the record of every attempt, failed ones included, in order of completion.
@@ -138,6 +139,15 @@ async def run_groups(
 def failure_counts(rollouts: Iterable[Rollout]) -> Counter[str]:
     """How often each failure occurred, as `status/reason`: `infra_failure/hang`, `policy_failure/gave_up`, ..."""
     return Counter(f"{r.status}/{r.detail.partition(':')[0]}" for r in rollouts if r.status != "completed")
+
+
+def limits_reached(counts: Mapping[str, int]) -> str:
+    """Which limits of the gateway a rollout ran into, from the counts that closing it gave; "" if none.
+
+    >>> limits_reached({"calls": 4, "refused/rollout_call_limit": 2, "refused/sampler_failed": 1})
+    'rollout_call_limit x2'
+    """
+    return ", ".join(f"{code} x{counts[key]}" for code in LIMITS if counts.get(key := f"refused/{code}"))
 
 
 def classify(outcome: Outcome, refusal: str) -> tuple[RolloutStatus, str]:

@@ -241,7 +241,7 @@ def test_jobs_run_side_by_side(harness):
 
 def test_the_search_is_the_one_of_the_task(harness, index):
     queries = [
-        "capital of France",
+        "which country has the capital Paris",
         "what is the which",
         "HIGHEST point; DROP TABLE passages",
         'anthem "army" NOT god',
