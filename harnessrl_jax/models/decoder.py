@@ -19,6 +19,7 @@ class Decoder(nn.Module):
     remat: bool = False
 
     def setup(self) -> None:
+        """Creates the sub-modules; their names are the parameter names."""
         c = self.config
         policy = jax.checkpoint_policies.save_only_these_names(*KEPT_BY_REMAT)
         layer = nn.remat(Layer, policy=policy) if self.remat else Layer

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from harnessrl_jax.attention import Implementation, TilePlan, TreeMask, tree_attention
+from harnessrl_jax.models.cached import cached_attention
 from harnessrl_jax.models.config import DecoderConfig
 
 Rotary = tuple[Float[Array, "*axes half"], Float[Array, "*axes half"]]
@@ -58,6 +59,7 @@ class Attention(nn.Module):
     implementation: Implementation
 
     def setup(self) -> None:
+        """Creates the sub-modules; their names are the parameter names."""
         c = self.config
         self.q = nn.Dense(c.heads * c.head_dim, use_bias=c.qkv_bias)
         self.k = nn.Dense(c.kv_heads * c.head_dim, use_bias=c.qkv_bias)
@@ -88,28 +90,13 @@ class Attention(nn.Module):
         return self.o(cached_attention(q, k, v, position).reshape(*x.shape[:-1], -1)), (k, v)
 
 
-def cached_attention(
-    q: Float[Array, "slot new head dim"],
-    k: Float[Array, "slot kv length dim"],
-    v: Float[Array, "slot kv length dim"],
-    position: Int[Array, "slot new"],
-) -> Float[Array, "slot new head dim"]:
-    """Attention of new tokens to the cached keys at or below their own position."""
-    slots, new, heads, dim = q.shape
-    kv, length = k.shape[1:3]
-    grouped = (q * dim**-0.5).reshape(slots, new, kv, heads // kv, dim)
-    scores = jnp.einsum("btkgd,bksd->bkgts", grouped, k, preferred_element_type=jnp.float32)
-    seen = jnp.arange(length)[None, None, :] <= position[:, :, None]
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -1e30), axis=-1)
-    return jnp.einsum("bkgts,bksd->btkgd", weights.astype(v.dtype), v).reshape(q.shape)
-
-
 class Mlp(nn.Module):
     """Gated MLP: down(silu(gate(x)) * up(x)). The input of `down` is sown as units/hidden: the unit activations."""
 
     config: DecoderConfig
 
     def setup(self) -> None:
+        """Creates the sub-modules; their names are the parameter names."""
         c = self.config
         self.gate = nn.Dense(c.mlp_size, use_bias=False)
         self.up = nn.Dense(c.mlp_size, use_bias=False)
@@ -129,6 +116,7 @@ class Layer(nn.Module):
     implementation: Implementation
 
     def setup(self) -> None:
+        """Creates the sub-modules; their names are the parameter names."""
         self.input_norm = RMSNorm(self.config.rms_eps)
         self.attn = Attention(self.config, self.implementation)
         self.post_norm = RMSNorm(self.config.rms_eps)

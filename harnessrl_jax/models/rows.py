@@ -80,9 +80,47 @@ def target_logps(
     source: Int[Array, " target"],
     target: Int[Array, " target"],
     *,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, ""] = 1.0,
+    chunk: int = 512,
 ) -> tuple[Float[Array, " target"], Float[Array, " target"]]:
-    scores = logits(config, params, hidden[source]) / temperature
-    every = jax.nn.log_softmax(scores, axis=-1)
-    chosen = jnp.where(jnp.arange(config.vocab_size)[None] == target[:, None], every, 0.0).sum(-1)
-    return chosen, -(jnp.exp(every) * every).sum(-1)
+    """Log-probability and entropy of the distribution that each target was drawn from.
+
+        logp = log softmax(logits(hidden[source]) / temperature)[target]
+
+    Only the slots that predict a target are projected, `chunk` at a time; with more than one chunk the backward pass
+    projects them again. So nothing of size [slot, vocab] or [target, vocab] exists, forward or backward.
+
+    Args:
+      config: sizes.
+      params: as from `init_params`.
+      hidden: as `row_hidden` returns it.
+      source: slot that predicts each target. Padding may name any slot.
+      target: token id. Padding may name any id.
+      temperature: divides the logits; above 0.
+      chunk: targets projected at once.
+
+    Returns:
+      Log-probabilities, and entropies of the whole distributions, both in nats and f32.
+    """
+    picked = hidden[source]
+    if source.shape[0] <= chunk:
+        return _chunk_logps(config, params, picked, target, temperature)
+    padding = -source.shape[0] % chunk
+    picked = jnp.pad(picked, ((0, padding), (0, 0))).reshape(-1, chunk, hidden.shape[-1])
+    targets = jnp.pad(target, (0, padding)).reshape(-1, chunk)
+    one = jax.checkpoint(lambda part: _chunk_logps(config, params, *part, temperature))
+    logp, entropy = jax.lax.map(one, (picked, targets))
+    return logp.reshape(-1)[: source.shape[0]], entropy.reshape(-1)[: source.shape[0]]
+
+
+def _chunk_logps(
+    config: DecoderConfig, params: Params, picked: Array, target: Array, temperature: float | Array
+) -> tuple[Array, Array]:
+    scores = logits(config, params, picked) / temperature
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1)
+    log_total = jnp.log(total) + top[:, 0]
+    # A comparison instead of a gather: it works the same when the vocabulary axis is sharded.
+    chosen = jnp.where(jnp.arange(config.vocab_size)[None, :] == target[:, None], scores, 0.0).sum(-1)
+    return chosen - log_total, log_total - (weights * scores).sum(-1) / total
