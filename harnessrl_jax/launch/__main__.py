@@ -113,13 +113,14 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         return inspect(options.run, options.rollout)
     config = configuration.load(find_config(options.config), overrides)
-    run_dir = options.run_dir or Path("runs") / f"{config.name}-{config.seed}"
+    suffix = "" if options.command == "train" else f"-{options.command}"
+    run_dir = options.run_dir or Path("runs") / f"{config.name}-{config.seed}{suffix}"
     _devices(config)
     # Imported here: JAX must not start before its devices are set, and `--help` must not wait for it.
     if options.command == "eval":
-        from harnessrl_jax.launch.evaluate import evaluate_command
+        from harnessrl_jax.launch.evaluate import evaluate
 
-        return evaluate_command(config, run_dir)
+        return evaluate(config, run_dir)
     if options.command == "serve":
         from harnessrl_jax.launch.serve import serve
 

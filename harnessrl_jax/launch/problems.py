@@ -41,10 +41,7 @@ def train_side(config: Config, folder: Path) -> Side:
     """The tasks to learn from. Raises ConfigError or TaskError."""
     if config.task.source != "factbook":
         return _own(config, "train")
-    world = training_world(
-        invented_countries=config.task.invented_countries, invented_per_template=config.task.invented_per_template
-    )
-    return _bundled(config, world, folder / "passages-train.sqlite")
+    return _bundled(config, _training_world(config), folder / "passages-train.sqlite")
 
 
 def heldout_side(config: Config, folder: Path) -> Side:
@@ -58,6 +55,19 @@ def heldout_side(config: Config, folder: Path) -> Side:
             f"evaluation.questions = {config.evaluation.questions}, but there are {len(side.tasks)} held-out questions."
         )
     return side._replace(tasks=side.tasks[: config.evaluation.questions])
+
+
+def known_tasks(config: Config) -> dict[str, Task]:
+    """Every task of the embedded source by id, to show what was asked; empty for a source of the user's own."""
+    if config.task.source != "factbook":
+        return {}
+    return {task.task_id: task for task in (*_training_world(config).tasks, *heldout_world().tasks)}
+
+
+def _training_world(config: Config) -> World:
+    return training_world(
+        invented_countries=config.task.invented_countries, invented_per_template=config.task.invented_per_template
+    )
 
 
 def _bundled(config: Config, world: World, index: Path) -> Side:
