@@ -17,7 +17,7 @@ PERU = {
     "Economy": {"Exchange rates": {"Currency": {"text": "nuevo sol (PEN) per US dollar -"}}},
     "Geography": {
         "Elevation": {"highest point": {"text": "Nevado <em>Huascaran</em> 6,746 m"}},
-        "Land boundaries": {"border countries": {"text": "Bolivia 1,212 km; Gibraltar 900 m; Brazil 2,659 km"}},
+        "Land boundaries": {"border countries": {"text": "Bolivia 1,212 km; Gibraltar 9,000 m; Brazil 2,659 km"}},
     },
     "People and Society": {
         "Nationality": {"noun": {"text": "Peruvian(s)"}},
@@ -95,9 +95,10 @@ def test_other_lines_are_no_passages(text):
     assert read_passage(text) is None
 
 
-def test_shared_values_do_not_name_their_country():
-    facts = FactTable([Fact("A", "capital", "X"), Fact("B", "capital", "x"), Fact("A", "leader", "X")])
-    assert [facts.invertible(fact) for fact in facts] == [False, False, True]
+def test_shared_values_and_languages_do_not_name_their_country():
+    rows = [("A", "capital", "X"), ("B", "capital", "x"), ("A", "leader", "X"), ("A", "language", "Y")]
+    facts = FactTable(Fact(*row) for row in rows)
+    assert [facts.invertible(fact) for fact in facts] == [False, False, True, False]
 
 
 def test_slugs():

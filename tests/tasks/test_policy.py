@@ -101,6 +101,28 @@ def test_each_mistake_is_made_as_often_as_it_says(mistake, conversation, action)
     assert half[(action,)] / 400 == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "conversation"),
+    [
+        ("guess", "ask_whole", central()),
+        ("vague_relation", "vague_entity", researcher()),
+        ("wrong_line", "report_given", researcher(("country whose capital is Lima", LINES))),
+    ],
+)
+def test_mistakes_that_exclude_each_other_keep_their_own_share(one, two, conversation):
+    shares = {one: 0.2, two: 0.5}
+    made = Counter(moves(conversation, replace(PERFECT, **shares), 400))
+    for mistake, share in shares.items():
+        (action,) = moves(conversation, replace(PERFECT, **{mistake: 1.0}))
+        assert made[action] / 400 == pytest.approx(share, abs=0.08)
+
+
+def test_the_most_likely_first_move_is_a_poor_one():
+    ((action, count),) = Counter(moves(central(), Mistakes(), 400)).most_common(1)
+    assert action == (Action("ask_researcher", QUESTION),)
+    assert count / 400 == pytest.approx(0.5, abs=0.08)
+
+
 def test_perfect_research():
     assert moves(researcher(), PERFECT) == [(Action("search", "country whose capital is Lima"),)]
     assert moves(researcher(("q", LINES)), PERFECT) == [(Action("report", "Peru"),)]

@@ -6,7 +6,6 @@ from harnessrl_jax.tasks.facts import load_facts
 from harnessrl_jax.tasks.grammar import parse_lookup, parse_question
 from harnessrl_jax.tasks.questions import (
     TEMPLATES,
-    chain_countries,
     factbook_tasks,
     heldout_tasks,
     split_facts,
@@ -42,7 +41,8 @@ def test_no_heldout_question_or_gold_passage_is_a_gold_of_training(everything):
 
 def test_every_country_of_a_chain_is_on_the_side_of_its_task(everything):
     for split, tasks in everything.items():
-        named = {name for task in tasks for name in chain_countries(FACTS[passage] for passage in task.chain)}
+        chained = [FACTS[passage] for task in tasks for passage in task.chain]
+        named = {fact.country for fact in chained} | {f.value for f in chained if f.field == "longest_border"}
         assert {split_of(name) for name in named} == {split}
 
 
@@ -50,8 +50,9 @@ def test_training_cannot_see_a_heldout_passage_in_a_search_result(everything):
     golds = {passage for task in everything["heldout"] for passage in task.chain}
     for world in (training_world(), training_world(invented_countries=20, invented_per_template=2)):
         assert not golds & {fact.id for fact in world.facts}
-    shown = {name for fact in split_facts(FACTS, "train") for name in chain_countries([fact])}
-    assert {split_of(name) for name in shown} == {"train"}
+    shown = split_facts(FACTS, "train")
+    named = {fact.country for fact in shown} | {fact.value for fact in shown if fact.field == "longest_border"}
+    assert {split_of(name) for name in named} == {"train"}
     assert heldout_world().facts.countries == FACTS.countries
 
 
