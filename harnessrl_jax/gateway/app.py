@@ -1,5 +1,6 @@
 """HTTP requests -> the gateway -> HTTP replies, as JSON or server-sent events. Every error has OpenAI's shape."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -54,6 +55,9 @@ def create_app(
             body = await _body(request, max_body_bytes)
             wanted = parse_request(body)
             answer = await gateway.answer(rollout, _envelope(request, body, started_s), wanted)
+        except asyncio.CancelledError as error:
+            # The server cancels what is left when it stops; the client gets an answer all the same.
+            raise Refusal("The gateway is stopping.", status=503, code="shutting_down", retry=True) from error
         except TextError as error:
             rollout.counts["refused/template"] += 1
             raise bad_request(str(error), code="template", param="messages") from error
@@ -153,12 +157,12 @@ def _respond(refusal: Refusal) -> Response:
     return JSONResponse(body, refusal.status, headers)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     return _respond(error)
 
 
-def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     wanted = "POST {base_url}/v1/chat/completions or GET {base_url}/v1/models"
@@ -167,11 +171,11 @@ def _no_route(request: Request, error: Exception) -> Response:
     )
 
 
-def _not_stored(request: Request, error: Exception) -> Response:
+async def _not_stored(request: Request, error: Exception) -> Response:
     LOGGER.error("%s", error)
     return _respond(Refusal(str(error), status=503, code="store_failed"))
 
 
-def _broken(request: Request, error: Exception) -> Response:
+async def _broken(request: Request, error: Exception) -> Response:
     text = f"The gateway failed on this request ({type(error).__name__}); the log has the traceback."
     return _respond(Refusal(text, status=500, code="internal_error"))

@@ -61,12 +61,13 @@ class Server:
     ) -> None:
         self.stop()
 
-    def start(self, app: ASGIApp, *, timeout_s: float = 600.0) -> None:
+    def start(self, app: ASGIApp, *, timeout_s: float = 600.0, grace_s: int = 5) -> None:
         """Serves `app` from a thread; returns when it answers.
 
         Args:
           app: the application.
           timeout_s: how long its start may take; a sampler that starts with it may have to compile.
+          grace_s: how long `stop` waits for requests under way before it cancels them.
 
         Raises:
           GatewayError: the application did not start; the cause is attached.
@@ -79,7 +80,7 @@ class Server:
             server_header=False,
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=grace_s,
         )
         self._server = _Announcing(config, self._ready)
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -92,7 +93,7 @@ class Server:
             raise GatewayError(f"The gateway at {self.url} did not start: {cause or reason}.") from cause
 
     def stop(self) -> None:
-        """Finishes what is under way, for up to 5 s, and gives the port back. Idempotent."""
+        """Waits a little for what is under way, cancels the rest and gives the port back. Idempotent."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join()

@@ -123,7 +123,7 @@ class House:
             store=self.store, sampler=self.sampler, codec=codec, policy=policy, run_seed=7, clock=time.time
         )
         self.app = create_app(self.gateway, self.rollouts, self.sampler, max_body_bytes=1 << 20)
-        self.server.start(self.app)
+        self.server.start(self.app, grace_s=1)
         self.limits = limits or Limits()
         self.endpoint = self.open()
 

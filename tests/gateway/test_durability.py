@@ -120,6 +120,20 @@ def test_a_reply_that_comes_after_the_rollout_was_closed_is_late(house):
     assert h.store.counts() == {"calls/late": 1}
 
 
+def test_a_server_that_stops_leaves_no_open_intent(house):
+    h = house(lambda prompt: "Yes.", delay_s=60)
+    replies = []
+    asking = threading.Thread(target=lambda: replies.append(h.post({"messages": ASK})))
+    asking.start()
+    while not h.sampler.requests:
+        time.sleep(0.01)
+    h.server.stop()
+    asking.join()
+    assert (replies[0].status_code, replies[0].json()["error"]["code"]) == (503, "shutting_down")
+    h.store.flush()
+    assert h.store.counts() == {"calls/failed": 1}
+
+
 def test_closing_waits_for_what_the_harness_has_received(house):
     h = house(lambda prompt: "Yes.")
     for number in range(8):

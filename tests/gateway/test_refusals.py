@@ -160,6 +160,20 @@ def test_a_failing_sampler_is_an_error_that_may_pass(house):
     assert h.store.counts() == {"calls/delivered": 1, "calls/failed": 1}
 
 
+def test_a_broken_sampler_is_an_internal_error_with_a_trace_in_the_log(house, capfd):
+    def break_down(prompt):
+        raise ZeroDivisionError("a bug")
+
+    h = house(break_down)
+    response = h.post({"messages": ASK})
+    assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+    assert "ZeroDivisionError" in error_of(response)["message"]
+    h.server.stop()
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+    h.store.flush()
+    assert h.store.counts() == {"calls/failed": 1}
+
+
 def test_one_failing_choice_fails_the_request(house):
     def fail_second(prompt):
         if len(h.sampler.requests) == 2:
