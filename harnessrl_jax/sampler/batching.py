@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import Int32
 
 from harnessrl_jax.errors import SamplerError
@@ -82,20 +83,20 @@ class Batcher:
       engine: sizes; its slots are those of one lane.
       lanes: number of decoding states.
       turn_chunks: prompt chunks that one turn may read before the running jobs go on. At least one prompt is read.
-      device: where everything lives.
+      placement: where the states and the kept chunks live.
     """
 
-    def __init__(self, engine: Engine, *, lanes: int, turn_chunks: int, device: jax.Device) -> None:
+    def __init__(self, engine: Engine, *, lanes: int, turn_chunks: int, placement: Sharding) -> None:
         self.engine = engine
         self.counts = Counts()
-        self._device, self._turn_chunks = device, turn_chunks
+        self._turn_chunks = turn_chunks
         self._params: Any = None
         self._version = 0
         self._table = PageTable(engine.pages)
         self._waiting: deque[Job] = deque()
-        with jax.default_device(device):
-            self._pages = jax.device_put(engine.init_pages(), device)
-            self._lanes = [self._empty_lane() for _ in range(lanes)]
+        self._pages = jax.jit(engine.init_pages, out_shardings=placement)()
+        init = jax.jit(engine.init_state, out_shardings=placement)
+        self._lanes = [Lane(init(), free=list(range(engine.slots))[::-1]) for _ in range(lanes)]
 
     @property
     def busy(self) -> bool:
@@ -128,10 +129,6 @@ class Batcher:
         self.counts.generate_calls += len(started)
         done = [self._collect(lane, np.asarray(data)) for lane, data in zip(started, blocks, strict=True)]
         return [(job, _result(job)) for jobs in done for job in jobs]
-
-    def _empty_lane(self) -> Lane:
-        state = jax.device_put(self.engine.init_state(), self._device)
-        return Lane(state, free=list(range(self.engine.slots))[::-1])
 
     def _admit(self) -> None:
         limit = self.counts.chunks_read + self._turn_chunks
@@ -184,14 +181,15 @@ def settings_of(request: SampleRequest) -> Settings:
     """A request's wishes as the engine takes them."""
     stop_ids = np.full(STOP_IDS, NO_TOKEN, np.int32)
     stop_ids[: len(request.stop_ids)] = request.stop_ids
-    return Settings(
-        temperature=np.float32(request.temperature),
-        top_p=np.float32(request.top_p),
-        top_k=np.int32(request.top_k),
-        seed=np.array([request.seed >> 32, request.seed & 0xFFFFFFFF], np.uint32),
-        stop_ids=stop_ids,
-        remaining=np.int32(request.max_new_tokens),
-    )
+    fields: dict[str, Any] = {  # NumPy values: `insert` moves them to the device with everything else
+        "temperature": np.float32(request.temperature),
+        "top_p": np.float32(request.top_p),
+        "top_k": np.int32(request.top_k),
+        "seed": np.array([request.seed >> 32, request.seed & 0xFFFFFFFF], np.uint32),
+        "stop_ids": stop_ids,
+        "remaining": np.int32(request.max_new_tokens),
+    }
+    return Settings(**fields)
 
 
 def check(request: SampleRequest, engine: Engine) -> None:

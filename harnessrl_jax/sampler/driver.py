@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 import jax
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
@@ -39,14 +40,15 @@ class LocalSampler:
       engine: sizes; the sampler has `engine.slots * lanes` slots.
       lanes: decoding states, see `Batcher`.
       turn_chunks: prompt chunks read between two sampled blocks.
-      device: where to run; the first device if None.
+      placement: where to run; the first device if None.
     """
 
     def __init__(
-        self, engine: Engine, *, lanes: int = 1, turn_chunks: int = 256, device: jax.Device | None = None
+        self, engine: Engine, *, lanes: int = 1, turn_chunks: int = 256, placement: Sharding | None = None
     ) -> None:
         self.engine = engine
-        self._lanes, self._turn_chunks, self._device = lanes, turn_chunks, device or jax.devices()[0]
+        self._lanes, self._turn_chunks = lanes, turn_chunks
+        self._placement = placement or SingleDeviceSharding(jax.devices()[0])
         self._changed = threading.Condition()  # guards everything below
         self._inbox: deque[Pending] = deque()
         self._weights: tuple[Any, int] | None = None  # not yet taken by the thread
@@ -72,7 +74,7 @@ class LocalSampler:
           SamplerError: the parameters do not have the model's structure, or the sampler has ended.
         """
         _check_params(self.engine.config, params)
-        copied = jax.block_until_ready(jax.device_put(params, self._device, may_alias=False))
+        copied = jax.block_until_ready(jax.device_put(params, self._placement, may_alias=False))
         with self._changed:
             if self._closing:
                 raise SamplerError(
@@ -146,7 +148,7 @@ class LocalSampler:
 
     def _serve(self, served: list[Pending]) -> None:
         """Turns of the batcher; `served` holds everything that is not answered yet."""
-        batcher = Batcher(self.engine, lanes=self._lanes, turn_chunks=self._turn_chunks, device=self._device)
+        batcher = Batcher(self.engine, lanes=self._lanes, turn_chunks=self._turn_chunks, placement=self._placement)
         self._counts = batcher.counts
         while self._take(batcher, served):
             for pending in served:

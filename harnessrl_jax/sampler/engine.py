@@ -1,7 +1,7 @@
 """Prompt chunks -> keys and values -> a slot -> sampled tokens: pure jitted functions over the decoder's cache.
 
-The contract is JetStream's (prefill, insert, generate, slots), without importing it. Everything a request asks for is
-an array in the state, so nothing recompiles. All functions donate what they replace.
+The contract is that of serving engines with slots: prefill, insert, generate. Everything a request asks for is an array
+in the state, so nothing recompiles. All functions donate what they replace.
 
 To the bit, a token depends only on the weights, the tokens before it and the request: a chunk starts at a multiple of
 the chunk length and is always computed by the one `prefill`, a slot is always decoded by the one `generate`, and the
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from harnessrl_jax import models
@@ -120,7 +121,7 @@ class Engine:
         hidden = jnp.zeros((self.pages + 1, self.config.hidden_size))
         return Pages(models.init_cache(self.config, self.pages + 1, self.chunk), hidden)
 
-    def restore(self, pages: Pages, page: Int[Array, " chunk"], count: int) -> Prefix:
+    def restore(self, pages: Pages, page: Int[ArrayLike, " chunk"], count: int) -> Prefix:
         """A prefix made of the first `count` of `page`, which has length / chunk entries."""
         return restore(self.config, pages, page, count)
 
@@ -129,7 +130,7 @@ class Engine:
         params: Params,
         prefix: Prefix,
         pages: Pages,
-        token: Int[Array, " token"],
+        token: Int[ArrayLike, " token"],
         start: int,
         count: int,
         page: int,
@@ -147,8 +148,9 @@ class Engine:
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def restore(config: DecoderConfig, pages: Pages, page: Int[Array, " chunk"], count: Int[Array, ""]) -> Prefix:
+def restore(config: DecoderConfig, pages: Pages, page: Int[ArrayLike, " chunk"], count: Int[ArrayLike, ""]) -> Prefix:
     """Pages of consecutive chunks -> one slot's cache, zero beyond the first `count` of them."""
+    page = jnp.asarray(page)
     kept = jnp.arange(page.shape[0]) < count
 
     def lay(pool: Array, axis: int) -> Array:
@@ -166,10 +168,10 @@ def prefill(
     params: Params,
     prefix: Prefix,
     pages: Pages,
-    token: Int[Array, " token"],
-    start: Int[Array, ""],
-    count: Int[Array, ""],
-    page: Int[Array, ""],
+    token: Int[ArrayLike, " token"],
+    start: Int[ArrayLike, ""],
+    count: Int[ArrayLike, ""],
+    page: Int[ArrayLike, ""],
 ) -> tuple[Prefix, Pages]:
     """Reads one chunk of a prompt and keeps it.
 
@@ -186,8 +188,9 @@ def prefill(
     Returns:
       The prefix with the chunk, and the pages.
     """
-    hidden, cache = models.extend(config, params, token[None], jnp.reshape(start, (1,)), prefix.cache)
-    last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1).astype(jnp.float32)
+    token, start = jnp.asarray(token), jnp.asarray(start)
+    hidden, cache = models.extend(config, params, token[None], start[None], prefix.cache)
+    last = jax.lax.dynamic_slice_in_dim(hidden[0], jnp.asarray(count) - 1, 1).astype(jnp.float32)
 
     def keep(pool: Array, row: Array, axis: int) -> Array:
         written = jax.lax.dynamic_slice_in_dim(row, start, token.shape[0], axis)
@@ -199,11 +202,11 @@ def prefill(
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def insert(
-    prefix: Prefix, state: DecodeState, slot: Int[Array, ""], position: Int[Array, ""], settings: Settings
+    prefix: Prefix, state: DecodeState, slot: Int[ArrayLike, ""], position: Int[ArrayLike, ""], settings: Settings
 ) -> DecodeState:
     """Overwrites everything of one slot; `position` is the number of tokens in the prefix."""
 
-    def put(old: Array, new: Array) -> Array:
+    def put(old: Array, new: ArrayLike) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(old, jnp.asarray(new, old.dtype)[None], slot, 0)
 
     return DecodeState(
