@@ -213,6 +213,8 @@ class HarnessProcess(asyncio.SubprocessProtocol):
                 future.set_result(Outcome(ending=ending, answer=None, detail=detail))
 
     def _kill_group(self) -> None:
+        if self.gone.done():
+            return  # the number may be another process's by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
 

@@ -111,18 +111,7 @@ async def run_groups(
     Raises:
       RolloutError: an id that cannot be part of a URL, a task given twice, or a harness that cannot be run at all.
     """
-    rollouts = [
-        Identity(
-            run_id=run_id,
-            task_id=task.task_id,
-            group_id=f"{label}-{task.task_id}",
-            rollout_id=f"{label}-{task.task_id}-{k}",
-            attempt=0,
-            harness=harness,
-        )
-        for task in tasks
-        for k in range(group_size)
-    ]
+    rollouts = _identities(tasks, group_size, label, run_id, harness)
     _check(rollouts, max_attempts)
     by_id = {task.task_id: task for task in tasks}
     try:
@@ -163,6 +152,22 @@ def classify(outcome: Outcome, refusal: str) -> tuple[RolloutStatus, str]:
     if refusal:
         return "truncated", f"limit: {refusal}"
     return outcome.status, f"{outcome.ending}: {outcome.detail}"
+
+
+def _identities(tasks: Sequence[Task], group_size: int, label: str, run_id: str, harness: str) -> list[Identity]:
+    """The first attempt of every rollout."""
+    return [
+        Identity(
+            run_id=run_id,
+            task_id=task.task_id,
+            group_id=f"{label}-{task.task_id}",
+            rollout_id=f"{label}-{task.task_id}-{k}",
+            attempt=0,
+            harness=harness,
+        )
+        for task in tasks
+        for k in range(group_size)
+    ]
 
 
 async def _rollout(task: Task, first: Identity, version: int, max_attempts: int, effects: Effects) -> Rollout:
