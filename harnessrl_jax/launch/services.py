@@ -22,7 +22,15 @@ from harnessrl_jax.gateway import (
 )
 from harnessrl_jax.launch.problems import Side
 from harnessrl_jax.launch.run_folder import RunFolder
-from harnessrl_jax.rollouts import Effects, HarnessPool, Identity, Verdict, minimal_environment, run_groups
+from harnessrl_jax.rollouts import (
+    Effects,
+    HarnessPool,
+    Identity,
+    Verdict,
+    limits_reached,
+    minimal_environment,
+    run_groups,
+)
 from harnessrl_jax.sampler import Sampler
 from harnessrl_jax.trajectories import Lineage, Rollout, Task, build_lineage
 
@@ -148,12 +156,7 @@ def _effects(services: Services, pool: HarnessPool, side: Side) -> Effects:
 
     async def close_endpoint(identity: Identity) -> str:
         counts = await asyncio.to_thread(registry.close, identity.run_id, identity.rollout_id, identity.attempt)
-        refused = [
-            f"{name.removeprefix('refused/')} x{number}"
-            for name, number in counts.items()
-            if name.startswith("refused/")
-        ]
-        return ", ".join(refused)
+        return limits_reached(counts)
 
     def verify(task: Task, identity: Identity, answer: str | None) -> Verdict:
         return side.verify(task, answer, [stored.call for stored in store.calls(identity.rollout_id, identity.attempt)])
