@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from harnessrl_jax.attention import Implementation, TilePlan, TreeMask
 from harnessrl_jax.models.config import DecoderConfig
-from harnessrl_jax.models.layers import Layer, RMSNorm, rotary_angles
+from harnessrl_jax.models.layers import Layer, RMSNorm, embedding_init, rotary_angles
 
 KEPT_BY_REMAT = ("attention_out", "attention_logsum")
 
@@ -23,7 +23,7 @@ class Decoder(nn.Module):
         c = self.config
         policy = jax.checkpoint_policies.save_only_these_names(*KEPT_BY_REMAT)
         layer = nn.remat(Layer, policy=policy) if self.remat else Layer
-        self.embed = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=nn.initializers.normal(0.02))
+        self.embed = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=embedding_init())
         self.layers = [layer(c, self.implementation) for _ in range(c.layers)]
         self.final_norm = RMSNorm(c.rms_eps)
         if not c.tie_embeddings:

@@ -138,6 +138,14 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_norm(x)), cache
 
 
+def embedding_init() -> nn.initializers.Initializer:
+    """Normal, 0.1: the residual stream starts as the token.
+
+    With 0.02 the first layers' random outputs drown it, and a small model learns to copy names several times later.
+    """
+    return nn.initializers.normal(0.1)
+
+
 def residual_init(layers: int) -> nn.initializers.Initializer:
-    """LeCun normal, shrunk by sqrt(2 * layers) for matrices that write to the residual stream (two a layer)."""
-    return nn.initializers.variance_scaling(1.0 / (2 * layers), "fan_in", "truncated_normal")
+    """Normal, 0.02 / sqrt(2 * layers), for matrices that write to the residual stream (two a layer), as in GPT-2."""
+    return nn.initializers.normal(0.02 / (2 * layers) ** 0.5)

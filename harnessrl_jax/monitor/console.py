@@ -149,7 +149,8 @@ class Progress:
           metrics: as in `MetricsWriter.write`.
         """
         now_s = self._clock()
-        self._recent_s = (*self._recent_s, now_s - self._step_s)[-RECENT:]
+        # Not every step need be shown: what is measured is the time of one.
+        self._recent_s = (*self._recent_s, (now_s - self._step_s) / max(1, step - self._done))[-RECENT:]
         self._step_s, self._done = now_s, step
         self._rows = (*self._rows, (step, metrics))[-ROWS:]
         if self._live is None:
