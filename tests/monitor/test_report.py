@@ -4,9 +4,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from harnessrl_jax.monitor import MetricsWriter, Report, render, view, write_report
+from harnessrl_jax.monitor import MetricsWriter, Report, TokenView, render, view, write_report
 from harnessrl_jax.monitor.report import SECTIONS
 from harnessrl_jax.trajectories.lineage import build_lineage
+from harnessrl_jax.trajectories.records import Role
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 CLOSED_BY_SLASH = {"circle", "path", "line", "rect"}
@@ -77,7 +78,10 @@ def test_the_page_is_whole_and_needs_nothing_else(run_dir, summary, seen):
 
 
 def test_the_result_stands_at_the_top(run_dir, summary):
-    text = " ".join(Page(render(Report(summary=summary, records=[], config=""))).text)
+    html = render(Report(summary=summary, records=[], config=""))
+    assert '<span class="delta up">+0.375</span>' in html
+    assert '<span class="delta down">-0.100</span>' in html
+    text = " ".join(Page(html).text)
     scores = ["0.250 →", "0.625", "+0.375", "-0.100", "64 held-out questions"]
     for shown in (*scores, "2 min 05 s", "1,234", "too long", "rollouts", "1 min 40 s", "83 %"):
         assert shown in text
@@ -133,16 +137,20 @@ def test_the_same_task_before_and_after_is_one_card(summary, seen):
 
 
 def test_hostile_text_stays_text(run_dir, summary, rollout, calls, task, decode, hostile, new_call):
-    calls.append(new_call(7, f"Q{hostile[:30]}", "say:x.", session_id=hostile, request="{}"))
+    names = dict(session_id=hostile, agent=hostile, call_id=hostile)
+    calls.append(new_call(7, f"Q{hostile[:-1]}", "say:x.", **names))
     lineage = build_lineage(calls)
     evil = dataclasses.replace(rollout, answer=hostile, detail=hostile, rollout_id=hostile, task_id=hostile)
     seen = view(evil, lineage, decode, task=dataclasses.replace(task, question=hostile, answers=(hostile,)))
     summary = dataclasses.replace(summary, name=hostile, dropped={hostile: 1}, counts={hostile: 1}, time_s={hostile: 1})
-    path = write_report(run_dir, summary=summary, config=hostile, before=[seen], about=hostile)
+    token = TokenView(text=hostile, role=Role.ACTION)
+    spoken = dataclasses.replace(seen.sessions[0].calls[0], tokens=(token,), sessions=())
+    said = dataclasses.replace(seen, sessions=(dataclasses.replace(seen.sessions[0], calls=(spoken,)),))
+    path = write_report(run_dir, summary=summary, config=hostile, before=[seen], after=[said], about=hostile)
     html = path.read_text(encoding="utf-8")
     assert "script" not in Page(html).tags
     assert not [word for word in ("<script>", "\x1b", "\u202e") if word in html]
-    assert html.count("&lt;script&gt;") >= 10
+    assert html.count("&lt;script&gt;") >= 14
 
 
 def test_a_long_run_of_a_deep_model_stays_small(summary):
