@@ -70,11 +70,11 @@ def _over_rows(name: str, one_row: Callable[..., tuple[Array, ...]], inputs: tup
         return mesh, all_rows, tuple(map(place, outputs)), tuple(map(place, inputs))
 
     sharded = custom_partitioning(all_rows)
-    axes = {axis for text in (*inputs, *outputs) for axis in text.split()}
+    axes = dict.fromkeys(axis for text in (*inputs, *outputs) for axis in text.split())  # in order of appearance
     sharded.def_partition(
         partition=partition,
         sharding_rule=f"{', '.join(inputs)} -> {', '.join(outputs)}",
-        need_replication_factors=tuple(sorted(axes - {"r", "k"})),
+        need_replication_factors=tuple(axis for axis in axes if axis not in ("r", "k")),
     )
     rows = custom_vmap(sharded)
 
