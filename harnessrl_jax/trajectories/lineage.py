@@ -178,7 +178,7 @@ def _deepest_ends(
             out.append(None)
             continue
         ends = np.flatnonzero(depth[:, child] == deepest[child]).tolist()
-        best = max(ends, key=lambda i: (calls[i].session_id == call.session_id, i < child, i if i < child else -i))
+        best = max(ends, key=lambda i: (calls[i].session_id == call.session_id, i if i < child else -i))
         out.append(best)
     return out
 
@@ -203,7 +203,6 @@ def _superseded(calls: Sequence[Call], continued: set[str]) -> dict[str, str]:
             for other in calls[:position]
             if (other.agent, other.session_id, other.choice) == (call.agent, call.session_id, call.choice)
             and other.call_id not in lost
-            and other.seq < call.seq
             and (other.request_digest == call.request_digest or np.array_equal(other.prompt_ids, call.prompt_ids))
         ]
         if not same:

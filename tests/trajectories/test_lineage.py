@@ -90,6 +90,12 @@ def test_of_a_retried_pair_the_answer_that_was_used_stays(make_call):
     assert evidence(calls, "b").startswith("retry of a, whose answer was used")
 
 
+def test_no_retry_replaces_an_answer_that_was_used(make_call):
+    calls = [make_call(name, [1], [i], seq=i, request_digest="x", retry=i > 0) for i, name in enumerate("abc")]
+    calls.append(make_call("d", [1, 0, 5], [4], seq=3))
+    assert [state for _, _, state in shown(calls).values()] == ["live", "superseded", "superseded", "live"]
+
+
 def test_each_retry_replaces_the_one_before(make_call):
     calls = [make_call(name, [1], [2], seq=i, request_digest="x", retry=i > 0) for i, name in enumerate("abc")]
     assert [state for _, _, state in shown(calls).values()] == ["superseded", "superseded", "live"]

@@ -96,6 +96,14 @@ def test_a_tree_longer_than_a_row_is_cut_where_little_repeats(make_call):
     assert report.reuse == 1.0
 
 
+def test_branches_that_begin_with_a_sampled_token_are_cut_apart(make_call):
+    calls = [make_call("a", [1, 2, 3], [4, 5, 6, 7, 0], seq=0), make_call("b", [1, 2, 3], [8, 8, 8, 8, 0], seq=1)]
+    batch, report = pack([item_of(calls)], row_slots=8, row_targets=64, max_rows=2)
+    assert batch.token.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 8, 8, 8, 8, 0]]
+    assert [(row >= 0).sum() for row in batch.call] == [6, 4]  # both first tokens stand where their source is first
+    assert report.repeated == 3
+
+
 def test_roots_separate_for_free(make_call):
     calls = [make_call("a", [1] * 5, [9], seq=0), make_call("b", [2] * 5, [9], seq=1)]
     _, report = pack([item_of(calls)], row_slots=6, row_targets=8, max_rows=2)
