@@ -10,6 +10,7 @@ import pytest
 
 import harnessrl_jax
 from harnessrl_jax.gateway.conversation import Turn, Turns, build_prompt, same_json
+from harnessrl_jax.gateway.template import ChatTemplate
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.trajectories.records import ToolCall
 
@@ -200,12 +201,28 @@ def test_other_tools_keep_the_sampled_turn(both):
     assert result.ids[at - 1 : at + 2] == [7, 9, CLOSE]
 
 
-def test_a_template_that_treats_tool_turns_differently_forks(model_folder, tmp_path):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    source = (folder / "chat_template.jinja").read_text()
-    head = "{%- if messages | selectattr('tool_calls', 'defined') | list %}With tools.{% endif %}"
-    (folder / "chat_template.jinja").write_text(head + source)
-    codec = TextCodec(folder)
+NOTE = "{%- if messages | selectattr('tool_calls', 'defined') | list %}With tools.{% endif %}"
+SPLIT = "{%- for message in messages %}"
+WANTS_CALLS = (
+    "{%- if message.role == 'user' and loop.previtem and loop.previtem.role == 'assistant' "
+    "and not loop.previtem.tool_calls %}{{ raise_exception('no calls') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda source: NOTE + source,
+        lambda source: source + NOTE,
+        lambda source: source.replace("{{ message.content }}<|im_end|>", "{{ message.content }}" + NOTE + "<|im_end|>"),
+        lambda source: source.replace(SPLIT, SPLIT + WANTS_CALLS),
+    ],
+    ids=["before", "after", "between", "refuses"],
+)
+def test_a_template_that_treats_tool_turns_differently_forks(model_folder, changed, monkeypatch):
+    codec = TextCodec(model_folder)
+    source = changed(codec._template.source)
+    monkeypatch.setattr(codec, "_template", ChatTemplate(source, "template", {}))
     turns = known(turn(codec, first_prompt(codec), (7, CLOSE), "Look.", [CALL]))
     messages = [SYSTEM, ASK, said("Look.", [echoed("call_a", "search", {"q": 1})]), MORE]
     result = build_prompt(codec, turns, "s", messages, TOOLS)

@@ -7,10 +7,12 @@ import shutil
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 import harnessrl_jax
 from harnessrl_jax.errors import TextError
+from harnessrl_jax.gateway.template import ChatTemplate
 from harnessrl_jax.gateway.text import TextCodec
 
 SHIPPED = pathlib.Path(harnessrl_jax.__file__).parent / "assets/quickstart"
@@ -109,7 +111,7 @@ def test_encoding_is_the_tokenizers_own(codec, model_folder, user, result, descr
 TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 JOINED = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content | trim }}{{ (m.name or '') | trim }}_call> <tool_{{ m.name or '' }}<|im_end|>
+{{ m.content | trim }}{{ (m.name or '') | trim }}_call> <tool_{{ (m.name or '') | trim }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
@@ -121,6 +123,8 @@ JOINED = """{% for m in messages %}<|im_start|>{{ m.role }}
         ("<|im_end|", ">"),
         ("<", "tool"),  # completed by the template's own text
         ("x", "<tool"),
+        ("<tool \n", ""),  # the same, after the template has trimmed it
+        ("x", " \tcall>"),
         ("x", "call>"),  # completing the template's own text
         ("x", "call>call><tool"),
     ],
@@ -134,6 +138,28 @@ def test_text_cannot_complete_what_stands_beside_it(model_folder, tmp_path, cont
     usual = codec.prompt([{"role": "user", "content": "x", "name": "y"}])
     ids = codec.prompt([{"role": "user", "content": content, "name": name}])
     assert [i for i in ids if i < 9] == [i for i in usual if i < 9]
+
+
+def test_the_longest_control_token_wins(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"][0]["content"] = "<tool"
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    codec = TextCodec(folder)
+    messages, tools = conversation("", "")
+    text = codec.render(codec.protect(messages, tools))
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert codec.prompt(messages, tools) == own.encode(text, add_special_tokens=False).ids
+
+
+def test_members_are_found_as_everywhere_in_jinja():
+    source = (
+        "{% for m in messages %}{{ loop.index }}{{ loop.first }}{{ m.get('role') }}{{ m.items() | list | length }}"
+        "{{ m.none is defined }}{{ m.pop is defined }}{{ m['items'] }}{{ m.size }}{% endfor %}"
+    )
+    messages = [{"role": "user", "items": 1, "get": 2, "size": 3}, {"role": "user"}]
+    plain = ImmutableSandboxedEnvironment().from_string(source).render(messages=messages)
+    assert ChatTemplate(source, "template", {}).render(messages, [], generate=False) == plain
 
 
 def test_half_a_surrogate_pair_is_replaced(codec):
