@@ -1,8 +1,7 @@
 """The two roles' gradients before masking, and the partition -> how much the roles disagree, and where."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -32,11 +31,10 @@ class Conflict(NamedTuple):
     """Share of the layers with a cosine below 0."""
     mass: Float[Array, ""]
     """Σ_layers min(0, g_a·g_g) / (|g_a| |g_g|), in [-1, 0]."""
-    norm_action: Float[Array, ""]
-    norm_args: Float[Array, ""]
-    retained_action: Float[Array, ""]
-    """|M_a ∘ g_a|² / |g_a|²: how much of the gradient its partition keeps; 0 for a gradient of 0."""
-    retained_args: Float[Array, ""]
+    norm: Float[Array, " role"]
+    """|g_r|"""
+    retained: Float[Array, " role"]
+    """|M_r ∘ g_r|² / |g_r|²: how much of a gradient its partition keeps; 0 for a gradient of 0."""
     jaccard_layer: Cosine
     """|both| / |either|; above about 0.8 routing changes little. 0 and not valid for empty partitions."""
     shared_layer: Float[Array, " layer"]
@@ -54,57 +52,43 @@ def conflict(unit_map: UnitMap, gradients: PyTree, units: Bool[Array, "role laye
       gradients: role gradients with a leading role axis, in the order action, args.
       units: the partition.
     """
-    action, args = (jax.tree.map(lambda leaf, role=role: leaf[role], gradients) for role in (ACTION, ARGS))
-    square_a, square_g = unit_products(unit_map, action, action), unit_products(unit_map, args, args)
-    both = unit_products(unit_map, action, args)
-
-    def cosine(where: Array, axis: int | None) -> Cosine:
-        parts = (jnp.where(where, product, 0).sum(axis) for product in (both, square_a, square_g))
-        return _cosine(*parts)
-
-    shared, only_a, only_g = units[0] & units[1], units[0] & ~units[1], units[1] & ~units[0]
-    either, every = units.any(axis=0), jnp.ones_like(shared)
-    layers = cosine(every, 1)
-    norms = jnp.sqrt(square_a.sum()), jnp.sqrt(square_g.sum())
+    products, rest = unit_products(unit_map, gradients)
+    shared, either = units.all(axis=0), units.any(axis=0)
+    sets = jnp.stack(
+        [jnp.ones_like(shared), shared, units[ACTION] & ~units[ARGS], units[ARGS] & ~units[ACTION], ~either]
+    )
+    # [set, role, role]: products over the units of each set; the first set holds all of them.
+    over_sets = jnp.where(sets[:, None, None], products[None], 0).sum(axis=(-2, -1))
+    every, layers = over_sets[0], _cosine(products.sum(axis=-1))
+    cosines = _cosine(jnp.moveaxis(over_sets, 0, -1))
+    of_set = [Cosine(value, valid) for value, valid in zip(*cosines, strict=True)]
+    kept = jnp.where(units, jnp.stack([products[ACTION, ACTION], products[ARGS, ARGS]]), 0).sum(axis=(1, 2))
+    energy = jnp.stack([every[ACTION, ACTION], every[ARGS, ARGS]])
+    sizes = sets[1:].sum(axis=-1, dtype=jnp.float32)
     return Conflict(
-        cosine=cosine(every, None),
-        cosine_all=_cosine(_inner(action, args), _inner(action, action), _inner(args, args)),
+        cosine=of_set[0],
+        cosine_all=_cosine(every + rest),
         cosine_layer=layers,
-        cosine_shared=cosine(shared, None),
-        cosine_action_only=cosine(only_a, None),
-        cosine_args_only=cosine(only_g, None),
-        negative_layers=(layers.value < 0).mean(dtype=both.dtype),
-        mass=_ratio(jnp.minimum(both.sum(axis=1), 0).sum(), norms[0] * norms[1]),
-        norm_action=norms[0],
-        norm_args=norms[1],
-        retained_action=_ratio(jnp.where(units[0], square_a, 0).sum(), square_a.sum()),
-        retained_args=_ratio(jnp.where(units[1], square_g, 0).sum(), square_g.sum()),
-        jaccard_layer=Cosine(_ratio(_count(shared), _count(either)), either.any(axis=1)),
-        shared_layer=_count(shared),
-        action_only_layer=_count(only_a),
-        args_only_layer=_count(only_g),
-        neither_layer=_count(~either),
+        cosine_shared=of_set[1],
+        cosine_action_only=of_set[2],
+        cosine_args_only=of_set[3],
+        negative_layers=(layers.value < 0).mean(dtype=every.dtype),
+        mass=_ratio(jnp.minimum(products[ACTION, ARGS].sum(axis=-1), 0).sum(), jnp.sqrt(energy).prod()),
+        norm=jnp.sqrt(energy),
+        retained=_ratio(kept, energy),
+        jaccard_layer=Cosine(_ratio(sizes[0], sizes[:3].sum(axis=0)), either.any(axis=1)),
+        shared_layer=sizes[0],
+        action_only_layer=sizes[1],
+        args_only_layer=sizes[2],
+        neither_layer=sizes[3],
     )
 
 
-def _cosine(both: Array, square_a: Array, square_g: Array) -> Cosine:
+def _cosine(products: Float[Array, "role role ..."]) -> Cosine:
     # Two roots: the product of two small squares underflows where their roots do not.
-    norms = jnp.sqrt(square_a) * jnp.sqrt(square_g)
-    return Cosine(_ratio(both, norms), norms > 0)
+    norms = jnp.sqrt(products[ACTION, ACTION]) * jnp.sqrt(products[ARGS, ARGS])
+    return Cosine(_ratio(products[ACTION, ARGS], norms), norms > 0)
 
 
 def _ratio(part: Array, whole: Array) -> Array:
     return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
-
-
-def _count(units: Bool[Array, "layer unit"]) -> Float[Array, " layer"]:
-    return units.sum(axis=1, dtype=jnp.float32)
-
-
-def _inner(left: PyTree, right: PyTree) -> Float[Array, ""]:
-    products: list[Any] = [
-        (a.astype(dtype) * b.astype(dtype)).sum()
-        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-        for dtype in (jnp.promote_types(a.dtype, jnp.float32),)
-    ]
-    return sum(products, jnp.zeros(()))

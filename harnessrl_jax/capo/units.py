@@ -120,14 +120,28 @@ def expand(
     return jax.tree_util.tree_map_with_path(mask, params)
 
 
-def unit_products(unit_map: UnitMap, left: PyTree, right: PyTree) -> Float[Array, "layer unit"]:
-    """Inner product of two parameter-like trees over the slices that each unit owns, in float32 at least."""
-    first, second = (
-        {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in (left, right)
-    )
-    totals: list[Any] = [0.0] * unit_map.layers
-    for layer, path, axis in unit_map.owned():
-        dtype = jnp.promote_types(first[path].dtype, jnp.float32)
-        product = first[path].astype(dtype) * second[path].astype(dtype)
-        totals[layer] += product.sum(axis=tuple(i for i in range(product.ndim) if i != axis))
-    return jnp.stack(totals)
+def unit_products(
+    unit_map: UnitMap, gradients: PyTree
+) -> tuple[Float[Array, "role role layer unit"], Float[Array, "role role"]]:
+    """Inner products of the role gradients with each other, in float32 at least.
+
+    Args:
+      unit_map: which slices the units own; must fit the gradients.
+      gradients: parameter-like, with a leading role axis on every leaf.
+
+    Returns:
+      The products over what each unit owns, and over all ungated parameters.
+    """
+    owner = {path: (layer, axis) for layer, path, axis in unit_map.owned()}
+    units: list[Any] = [jnp.zeros(())] * unit_map.layers
+    rest: Any = jnp.zeros((1, 1))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        products = wide[:, None] * wide[None]  # fused into the sum below, never stored
+        layer, axis = owner.get(leaf_name(path), (None, None))
+        summed = products.sum(axis=tuple(i + 2 for i in range(leaf.ndim - 1) if i != axis))
+        if layer is None:
+            rest = rest + summed
+        else:
+            units[layer] = units[layer] + summed
+    return jnp.stack(units, axis=2), rest

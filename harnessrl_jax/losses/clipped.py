@@ -48,22 +48,20 @@ def clipped_surrogate(
     return weighted_sum(-jnp.minimum(ratio * credit, clipped * credit), weight)
 
 
-class RatioStatistics(NamedTuple):
-    """How far the current policy is from the one that sampled, over the counted targets of a row, each counted once."""
+class RatioTerms(NamedTuple):
+    """How far the current policy is from the one that sampled, target by target; 0 where the weight is 0."""
 
-    ratio: Sum
+    ratio: Float[Array, " target"]
     """ρ"""
-    kl: Sum
-    """k3 estimate of KL(behaviour || current) from the behaviour's samples, ρ - 1 - log ρ, in nats."""
-    cut: Sum
+    kl: Float[Array, " target"]
+    """ρ - 1 - log ρ in nats: its mean over samples of the behaviour estimates KL(behaviour || current)."""
+    cut: Float[Array, " target"]
     """1 where the clip stops the gradient."""
-    difference: Sum
+    difference: Float[Array, " target"]
     """|log ρ| in nats: sampler against trainer, as long as both hold the same weights."""
-    ratio_max: Float[Array, ""]
-    difference_max: Float[Array, ""]
 
 
-def ratio_statistics(
+def ratio_terms(
     logp: Float[Array, " target"],
     logp_behaviour: Float[Array, " target"],
     advantage: Float[Array, " target"],
@@ -71,19 +69,11 @@ def ratio_statistics(
     *,
     clip_low: float,
     clip_high: float,
-) -> RatioStatistics:
-    """Statistics of the ratios that `clipped_surrogate` sees; same arguments, no gradient."""
+) -> RatioTerms:
+    """What `clipped_surrogate` does to each target; same arguments, no gradient."""
     counted = weight > 0
-    once = counted.astype(logp.dtype)
     log_ratio = lax.stop_gradient(masked_log_ratio(logp, logp_behaviour, counted))
-    ratio, difference = jnp.exp(log_ratio), jnp.abs(log_ratio)
-    too_high = (ratio > 1 + clip_high) & (advantage > 0)
-    too_low = (ratio < 1 - clip_low) & (advantage < 0)
-    return RatioStatistics(
-        ratio=weighted_sum(ratio, once),
-        kl=weighted_sum(ratio - 1 - log_ratio, once),
-        cut=weighted_sum((too_high | too_low).astype(logp.dtype), once),
-        difference=weighted_sum(difference, once),
-        ratio_max=jnp.where(counted, ratio, 0).max(initial=0),
-        difference_max=difference.max(initial=0),
-    )
+    ratio = jnp.exp(log_ratio)
+    cut = ((ratio > 1 + clip_high) & (advantage > 0)) | ((ratio < 1 - clip_low) & (advantage < 0))
+    terms = RatioTerms(ratio, ratio - 1 - log_ratio, cut.astype(ratio.dtype), jnp.abs(log_ratio))
+    return RatioTerms(*(jnp.where(counted, term, 0) for term in terms))

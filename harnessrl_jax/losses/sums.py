@@ -10,12 +10,15 @@ LOG_RATIO_LIMIT = 20.0
 
 
 class Sum(NamedTuple):
-    """A total and the weight it covers. Add freely over rows and devices; divide once, at the end."""
+    """A total and the weight it covers. Add freely over rows and devices; divide once, at the end.
 
-    total: Float[Array, ""]
-    weight: Float[Array, ""]
+    Scalars for one loss; under `vmap`, arrays of them.
+    """
 
-    def mean(self) -> Float[Array, ""]:
+    total: Float[Array, "..."]
+    weight: Float[Array, "..."]
+
+    def mean(self) -> Float[Array, "..."]:
         """The total per unit of weight; 0 when nothing was counted."""
         return self.total / jnp.where(self.weight > 0, self.weight, 1)
 

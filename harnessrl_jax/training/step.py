@@ -2,7 +2,7 @@
 
 A step assigns each target to a loss and finds the global denominators, sums gradients over micro-batches, divides
 once, routes the role gradients through CAPO's masks, updates the parameters that the masks cover, and moves CAPO's
-schedule on. A step without signal (gradient exactly 0) or with a number that is not finite changes neither parameters
+schedule on. A step without signal (a gradient of norm 0) or with a number that is not finite changes neither parameters
 nor optimiser.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Int
 
 from harnessrl_jax.capo import advance
 from harnessrl_jax.training.assignment import assign
@@ -61,8 +61,9 @@ def make_step(
         work = assign(objective, batch, rows_used)
         routing = routing_of(objective, state.capo)
         found = gradient_of(state.params, work, routing, rows_used)
-        finite = _all(jnp.isfinite, (found.gradient, found.losses))
-        applied = finite & ~_all(lambda leaf: leaf == 0, found.gradient)
+        norm = optax.tree.norm(found.gradient)
+        finite = jnp.isfinite(norm) & jnp.isfinite(found.losses).all()
+        applied = finite & (norm > 0)
         trained = routing.masks.trained(routing.capo.unit_map, state.params) if routing else None
         params, opt_state, update_norm = update(optimizer, state, found.gradient, trained, applied)
         metrics = (
@@ -70,7 +71,7 @@ def make_step(
             | found.conflict
             | {
                 "loss": found.losses.sum(),
-                "grad_norm": optax.tree.norm(found.gradient),
+                "grad_norm": norm,
                 "update_norm": update_norm,
                 "applied": applied,
                 "finite": finite,
@@ -87,7 +88,3 @@ def make_step(
         return TrainState(params, opt_state, state.step + 1, capo), metrics
 
     return step
-
-
-def _all(test: Callable[[Array], Array], tree: PyTree) -> Bool[Array, ""]:
-    return jnp.stack([test(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from harnessrl_jax.capo import forget_moments, freeze_outside
+from harnessrl_jax.capo import expand, forget_moments, freeze_outside
 from harnessrl_jax.training.state import Routing, TrainState, widened
 
 
@@ -47,8 +46,11 @@ def forget_left(
     optimizer: optax.GradientTransformation, before: Routing, after: Routing | None, params: PyTree, opt_state: PyTree
 ) -> PyTree:
     """The optimiser state for the next step: moments of what its routing does not train any more are 0."""
-    unit_map = before.capo.unit_map
-    old, new = (each.masks.trained(unit_map, params) for each in (before, after or before))
-    left = jax.tree.map(lambda trained, still: trained & ~still, old, new)
-    any_left = jnp.stack([leaf.any() for leaf in jax.tree.leaves(left)]).any()
-    return lax.cond(any_left, lambda: forget_moments(optimizer, opt_state, left), lambda: opt_state)
+    old, new = (each.masks for each in (before, after or before))
+    units = old.units.any(axis=0) & ~new.units.any(axis=0)
+    rest = old.rest.any() & ~new.rest.any()
+
+    def forget() -> PyTree:
+        return forget_moments(optimizer, opt_state, expand(before.capo.unit_map, params, units, rest))
+
+    return lax.cond(units.any() | rest, forget, lambda: opt_state)
