@@ -106,7 +106,7 @@ def _check(connection: sqlite3.Connection, path: Path, run_id: str | None) -> No
         )
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
-        raise StoreError(_torn(path, verdict))
+        raise StoreError(_torn(path, " ".join(verdict.split())))
     owner = connection.execute("SELECT value FROM settings WHERE name = 'run_id'").fetchone()
     if run_id is not None and owner is not None and owner[0] != run_id:
         raise StoreError(

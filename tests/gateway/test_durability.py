@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from harnessrl_jax.errors import StoreError
+from harnessrl_jax.errors import GatewayError, StoreError
 from harnessrl_jax.gateway import Store
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -28,7 +28,7 @@ def scope_of(house, body):
     return scope | {"headers": headers, "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("x", 1)}
 
 
-async def drive(house, body, on_send, *, gone=False):
+async def drive(house, body, on_send, *, gone=False, hold=None):
     """Runs one request through the application, watching each message it sends."""
     asked = False
 
@@ -43,6 +43,8 @@ async def drive(house, body, on_send, *, gone=False):
 
     async def send(message):
         on_send(message)
+        while hold is not None and not hold.is_set():
+            await asyncio.sleep(0.01)
 
     await house.sampler.start()
     await house.app(scope_of(house, body), receive, send)
@@ -132,6 +134,27 @@ def test_a_server_that_stops_leaves_no_open_intent(house):
     assert (replies[0].status_code, replies[0].json()["error"]["code"]) == (503, "shutting_down")
     h.store.flush()
     assert h.store.counts() == {"calls/failed": 1}
+
+
+def test_closing_waits_until_a_reply_on_its_way_is_settled(house):
+    h = house(lambda prompt: "Yes.")
+    sending, hold, closed = threading.Event(), threading.Event(), threading.Event()
+    request = drive(h, {"messages": ASK}, lambda message: sending.set(), hold=hold)
+    asking = threading.Thread(target=lambda: asyncio.run(request))
+    asking.start()
+    assert sending.wait(10)
+    with pytest.raises(
+        GatewayError, match=r"attempt 0: 1 replies were still being sent after 0\.05 s\. Stop the harness"
+    ):
+        h.rollouts.close("run", "r0", 0, timeout_s=0.05)
+    closing = threading.Thread(target=lambda: (h.rollouts.close("run", "r0", 0), closed.set()))
+    closing.start()
+    assert not closed.wait(0.1)
+    hold.set()
+    assert closed.wait(10)
+    assert [kept.state for kept in h.store.calls("r0", 0)] == ["delivered"]
+    asking.join()
+    closing.join()
 
 
 def test_closing_waits_for_what_the_harness_has_received(house):

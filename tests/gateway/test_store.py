@@ -234,6 +234,12 @@ def torn(path):
     path.write_bytes(data[: len(data) // 2])
 
 
+def rotten(path):
+    data = bytearray(path.read_bytes())
+    data[-4096:] = b"\xff" * 4096
+    path.write_bytes(data)
+
+
 def garbage(path):
     path.write_bytes(b"calls\n" * 1000)
 
@@ -246,6 +252,7 @@ def garbage(path):
         (older, r"store schema 0, from a less recent version"),
         (foreign, r"not a call store\. Give another path"),
         (torn, r"damaged or not a SQLite file .*\.recover`, or move the file away"),
+        (rotten, r"damaged or not a SQLite file .*\.recover`, or move the file away"),
         (garbage, r"damaged or not a SQLite file .*\.recover`, or move the file away"),
     ],
 )
