@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from harnessrl_jax import models
@@ -74,7 +75,9 @@ class LocalSampler:
           SamplerError: the parameters do not have the model's structure, or the sampler has ended.
         """
         _check_params(self.engine.config, params)
-        copied = jax.block_until_ready(jax.device_put(params, self._placement, may_alias=False))
+        # On a CPU, `may_alias` holds for JAX arrays only: memory of NumPy is taken over whatever it says.
+        owned = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), params)
+        copied = jax.block_until_ready(jax.device_put(owned, self._placement, may_alias=False))
         with self._changed:
             if self._closing:
                 raise SamplerError(

@@ -1,0 +1,143 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from harnessrl_jax.sampler.sampling import draw, pick, survivors, uniforms
+
+draw, pick, survivors, uniforms = map(jax.jit, (draw, pick, survivors, uniforms))
+LARGEST = np.float32(1 - 2**-23)  # the largest number that jax.random.uniform returns
+ROWS, VOCAB = 64, 97  # every call has this shape, so that everything compiles once
+NEVER = -1e4
+
+
+def ask(logits, uniform=0.0, temperature=1.0, top_p=1.0, top_k=0):
+    """`draw` for some rows; a wish that is a number holds for all of them."""
+    logits = np.asarray(logits, np.float32)
+    rows, vocab = logits.shape
+    padded = np.pad(logits, ((0, ROWS - rows), (0, VOCAB - vocab)), constant_values=NEVER)
+    wishes = (uniform, np.float32), (temperature, np.float32), (top_p, np.float32), (top_k, np.int32)
+    filled = [np.resize(np.asarray(value, dtype), ROWS) for value, dtype in wishes]
+    return jax.tree.map(lambda x: np.asarray(x)[:rows], draw(padded, *filled))
+
+
+def choose(weight, uniform):
+    weight = np.asarray(weight, np.float32)
+    padded = np.pad(weight, ((0, ROWS - weight.shape[0]), (0, 150 - weight.shape[1])))
+    padded[len(weight) :, 0] = 1.0
+    return np.asarray(pick(padded, np.resize(np.asarray(uniform, np.float32), ROWS)))[: len(weight)]
+
+
+def test_pick_by_hand():
+    # Running sums 0 2 2 3 4: a token owns [sum before, sum), in quarters of the total.
+    uniform = [0.0, 0.49, 0.5, 0.74, 0.75, LARGEST]
+    assert choose(np.tile([0.0, 2.0, 0.0, 1.0, 1.0], (6, 1)), uniform).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_pick_crosses_blocks():
+    # Small whole numbers add up exactly in f32, so the reference must agree everywhere, borders included.
+    weight = np.random.default_rng(0).integers(0, 3, (64, 150))
+    uniform = np.arange(64) / 64
+    want = [np.searchsorted(np.cumsum(row), u * row.sum(), side="right") for row, u in zip(weight, uniform)]
+    assert choose(weight, uniform).tolist() == want
+
+
+@given(
+    arrays(np.float32, (4, 130), elements=st.sampled_from([0.0, 1e-30, 1e-7, 0.3, 1.0]), fill=st.just(0.0)),
+    st.sampled_from([0.0, 0.3, 0.9999999, float(LARGEST)]),
+)
+def test_pick_never_takes_a_token_without_weight(weight, uniform):
+    weight[:, 77] += np.float32(1e-6)
+    assert (np.take_along_axis(weight, choose(weight, uniform)[:, None], 1) > 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_they_should(temperature):
+    logits, rows = np.array([0.3, -1.0, 2.0, 0.0, 1.1]), 32 * ROWS
+    want = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    grid = ((np.arange(rows) + 0.5) / rows).reshape(32, ROWS)
+    drawn = [ask(np.tile(logits, (ROWS, 1)), part, temperature) for part in grid]
+    token, logp = (np.concatenate(parts) for parts in list(zip(*drawn))[:2])
+    np.testing.assert_allclose(np.bincount(token, minlength=5) / rows, want, atol=1.5 / rows)
+    np.testing.assert_allclose(np.exp(logp), want[token], rtol=1e-5)
+
+
+def test_log_probabilities_by_hand():
+    # p = .5 .3 .2; at T = 1/2 it is .25 .09 .04 of .38. The third token is drawn, or the second where it is cut.
+    logits = np.log([[0.5, 0.3, 0.2]])
+    plain = ask(logits, 0.99)
+    assert plain.token == 2
+    np.testing.assert_allclose([plain.logp[0], plain.raw_logp[0], plain.survival[0]], [np.log(0.2)] * 2 + [1.0], 1e-6)
+    cold = ask(logits, 0.99, temperature=0.5)
+    np.testing.assert_allclose([cold.logp[0], cold.raw_logp[0]], np.log([0.04 / 0.38, 0.2]), rtol=1e-6)
+    two = ask(logits, 0.99, temperature=0.5, top_k=2)
+    assert two.token == 1
+    np.testing.assert_allclose(two.logp, np.log([0.09 / 0.34]), rtol=1e-6)
+    np.testing.assert_allclose(two.survival, [0.34 / 0.38], rtol=1e-6)
+    np.testing.assert_allclose(two.raw_logp, np.log([0.3]), rtol=1e-6)
+    nucleus = ask(logits, 0.99, top_p=0.6)
+    assert nucleus.token == 1
+    np.testing.assert_allclose(nucleus.survival, [0.8], rtol=1e-6)
+    # top-k first: of .5 .3 the first alone reaches 0.6 of what is left.
+    assert ask(logits, 0.99, top_p=0.6, top_k=2).token == 0
+    np.testing.assert_allclose(ask(logits, 0.99, top_p=0.6, top_k=2).survival, [0.5], rtol=1e-6)
+
+
+def test_greedy_takes_the_first_of_the_best():
+    drawn = ask([[0.0, 3.0, 3.0, -1.0]], 0.99, temperature=0.0, top_p=0.1, top_k=1)
+    assert drawn.token == 1
+    np.testing.assert_allclose(drawn.logp, drawn.raw_logp)
+    np.testing.assert_allclose(drawn.raw_logp, 3.0 - np.log(2 * np.exp(3.0) + 1 + np.exp(-1.0)), rtol=1e-6)
+    assert drawn.survival == 1.0
+
+
+def kept_by_sorting(row, top_p, top_k):
+    """The usual definition, in float64; equal tokens stand or fall together."""
+    first = row >= np.sort(row)[::-1][min(top_k or len(row), len(row)) - 1]
+    weight = np.where(first, np.exp(np.float64(row)), 0.0)
+    ranked = np.sort(weight)[::-1]
+    last = ranked[(np.cumsum(ranked) >= top_p * weight.sum() - 1e-9).argmax()]
+    return first & (weight >= last)
+
+
+@given(
+    arrays(np.float32, (8, 40), elements=st.integers(-8, 8).map(lambda n: n / 4)),
+    st.sampled_from([0.05, 0.31, 0.77, 0.95, 1.0]),
+    st.sampled_from([0, 1, 3, 20, 40, 90]),
+)
+def test_survivors_equal_those_found_by_sorting(logits, top_p, top_k):
+    logits[:, 0] = 3.0  # no row is flat: sums of equal weights would sit on the border of top_p
+    got = survivors(jnp.asarray(logits), jnp.full(8, top_p, jnp.float32), jnp.full(8, top_k, jnp.int32))
+    np.testing.assert_array_equal(got, [kept_by_sorting(row, top_p, top_k) for row in logits])
+
+
+def test_rows_do_not_see_each_other():
+    rng = np.random.default_rng(1)
+    logits, uniform = rng.normal(size=(6, 97)).astype(np.float32), rng.random(6).astype(np.float32)
+    wishes = {"temperature": [1, 0, 0.7, 1, 1, 2], "top_p": [1, 1, 0.5, 1, 0.9, 1], "top_k": [0, 0, 0, 4, 9, 0]}
+    together = ask(logits, uniform, **wishes)
+    for row in range(6):
+        alone = ask(np.tile(logits[row], (60, 1)), uniform[row], **{name: v[row] for name, v in wishes.items()})
+        for got, want in zip(together, alone, strict=True):
+            assert got[row] == want[59]
+
+
+def test_a_random_number_belongs_to_its_seed_and_position():
+    seed = np.array([[0, 5], [0, 5], [1, 5], [0, 6]], np.uint32)
+    got = uniforms(jnp.asarray(seed), jnp.array([7, 8, 7, 7]))
+    want = jax.random.uniform(jax.random.fold_in(jax.random.key(5), 7))
+    assert got[0] == want
+    assert len(set(got.tolist())) == 4
+    assert uniforms(jnp.asarray(seed[::-1]), jnp.array([7, 7, 8, 7]))[3] == want
+
+
+def test_random_numbers_are_spread_evenly():
+    seed = np.stack([np.zeros(4096), np.arange(4096)], 1).astype(np.uint32)
+    got = np.asarray(uniforms(jnp.asarray(seed), jnp.full(4096, 300)))
+    assert got.min() >= 0.0
+    assert got.max() < 1.0
+    # Expected 256 in each of 16 bins, with a standard deviation of 15.5.
+    assert np.abs(np.histogram(got, 16, (0, 1))[0] - 256).max() < 62
