@@ -39,8 +39,9 @@ def misbehave(job, folder):
             time.sleep(3600)
 
 
-for line in sys.stdin:
-    job = json.loads(line)
-    misbehave(job, pathlib.Path(sys.argv[1]))
-    result = {"job": job["job"], "status": "completed", "answer": play(job), "detail": ""}
-    print(json.dumps(result), flush=True)
+if __name__ == "__main__":
+    for line in sys.stdin:
+        job = json.loads(line)
+        misbehave(job, pathlib.Path(sys.argv[1]))
+        result = {"job": job["job"], "status": "completed", "answer": play(job), "detail": ""}
+        print(json.dumps(result), flush=True)
