@@ -236,7 +236,13 @@ def test_the_trainer_decides_how_to_sample_and_the_request_is_noted(house):
 
 @pytest.mark.parametrize(
     ("asked", "given"),
-    [({}, 256), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 9}, 9), ({"max_tokens": 32_000}, 256)],
+    [
+        ({}, 256),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 9}, 9),
+        ({"max_tokens": 32_000}, 256),
+        ({"max_tokens": 8, "max_completion_tokens": 5}, 5),
+    ],
 )
 def test_the_smallest_limit_wins(house, asked, given):
     h = house(lambda prompt: "x")
@@ -255,6 +261,17 @@ def test_the_context_limits_the_reply_and_refuses_what_leaves_no_room(house, cod
     assert "maximum context length" in refused.value.message
     assert len(h.calls()) == 1
     assert h.rollouts.counts()["refused/context_length_exceeded"] == 1
+
+
+def test_the_last_token_of_the_context_can_be_sampled(house, codec):
+    # No merge of this vocabulary holds a Q: one more letter is one more token.
+    ask = lambda letters: [{"role": "user", "content": "Q" * letters}]
+    size = len(codec.prompt(ask(5)))
+    h = house(lambda prompt: "a b", context_tokens=size + 1)
+    assert h.post({"messages": ask(5)}).json()["usage"]["completion_tokens"] == 1
+    assert len(codec.prompt(ask(6))) == size + 1
+    full = h.post({"messages": ask(6)})
+    assert full.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_sessions_and_agents_are_kept_apart(house):
