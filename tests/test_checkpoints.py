@@ -127,9 +127,9 @@ def test_kill_in_mid_save_leaves_the_previous_checkpoint(tmp_path):
             state, extra = checkpoints.restore(1, {"w": jnp.zeros(1000)})
             np.testing.assert_array_equal(state["w"], np.full(1000, 1.0))
             assert extra == {"position": 10}
-            checkpoints.save(2, {"w": jnp.full(1000, 3.0)}, {"position": 20})
-            assert checkpoints.steps() == (2,)
-        assert sorted(os.listdir(folder)) == ["2", "harnessrl_checkpoints.json"]
+            checkpoints.save(3, {"w": jnp.full(1000, 3.0)}, {"position": 30})
+            assert checkpoints.steps() == (3,)
+        assert sorted(os.listdir(folder)) == ["3", "harnessrl_checkpoints.json"]
 
 
 @pytest.mark.parametrize(
