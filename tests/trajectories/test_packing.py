@@ -194,11 +194,15 @@ def least_slots(depth, source, row_slots, row_targets):
 
 
 @hypothesis.given(
-    st.lists(st.lists(st.integers(1, 2), min_size=2, max_size=6), min_size=1, max_size=4), st.integers(6, 9)
+    st.lists(st.lists(st.integers(1, 2), min_size=2, max_size=9), min_size=5, max_size=9),
+    st.integers(9, 14),
+    st.integers(3, 12),
 )
-def test_cuts_are_the_best_there_are(make_call, sequences, row_slots):
+def test_cuts_are_the_best_there_are(make_call, sequences, row_slots, row_targets):
     # With row_targets below 32 every border is tried, so the result must be the optimum.
     calls = [make_call(f"{i}", [1, *s[:-1]], s[-1:], seq=i) for i, s in enumerate(sequences)]
     pruned = prune(*item_of(calls))
-    cut = list(parts(*pruned, row_slots=row_slots, row_targets=3))
-    assert sum(len(part.token) for part in cut) == least_slots(pruned[0].depth, pruned[1].source, row_slots, 3)
+    cut = list(parts(*pruned, row_slots=row_slots, row_targets=row_targets))
+    assert sum(len(part.token) for part in cut) == least_slots(
+        pruned[0].depth, pruned[1].source, row_slots, row_targets
+    )

@@ -22,9 +22,8 @@ from harnessrl_jax.trajectories import (
 )
 
 MOVES = ["extend", "extend", "sibling", "retry", "rewrite", "restart", "sub-agent", "frozen", "no logps", "aborted"]
-IDS = st.lists(st.integers(0, 2), min_size=1, max_size=3)
-OUTPUT = st.lists(st.integers(0, 2), max_size=3)
-STATUS = ["completed", "completed", "completed", "truncated", "policy_failure", "infra_failure"]
+REWARDS = [0.0, 0.5, 1.0, 1.0, None]
+STATUS = ["completed"] * 6 + ["truncated", "policy_failure", "infra_failure"]
 SHAPE = {"row_slots": 64, "row_targets": 64, "max_rows": 16}
 LONGEST = 1 + 6 * 6  # a first id, then at most six more ids for each of six calls
 
@@ -37,42 +36,49 @@ class Forest(NamedTuple):
 @st.composite
 def forests(draw, make_call, make_rollout):
     """A few rollouts of two groups; each call extends, repeats, retries, rewrites ... an earlier one."""
+    # Drawn from a seed: structures drawn one by one are mostly small and alike.
+    random = draw(st.randoms(use_true_random=True))
     rollouts, calls = [], []
-    for place in range(draw(st.integers(1, 4))):
-        name, group = f"r{place}", draw(st.sampled_from(["g", "h"]))
+    for place in range(random.randint(2, 5)):
+        name, group = f"r{place}", random.choice("gh")
         own: list[Call] = []
-        for seq in range(draw(st.integers(0, 6))):
-            move = draw(st.sampled_from(MOVES))
-            before = draw(st.sampled_from(own)) if own else None
-            prompt, changes = _move(draw, move, before)
-            output = draw(OUTPUT)
-            size = len(output)
-            if size > 1:
-                changes["spans"] = (Span(role=Role.ACTION, start=0, end=1), Span(role=Role.ARGS, start=1, end=size))
-            agent = {"sub-agent": "sub", "frozen": "judge"}.get(move, before.agent if before else "central")
-            changes = {"request_digest": f"{name}/{seq}", "agent": agent, "trainable": agent != "judge"} | changes
-            call_id = f"{name}/{seq}"
-            own.append(make_call(call_id, prompt, output, seq=seq, rollout_id=name, group_id=group, **changes))
+        for seq in range(random.randint(0, 6)):
+            own.append(_next_call(random, make_call, own, seq, {"rollout_id": name, "group_id": group}))
         calls += own
-        reward = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
-        process = {call.call_id: draw(st.sampled_from([0.0, 1.0])) for call in own if draw(st.booleans())}
-        status = draw(st.sampled_from(STATUS))
-        rollouts.append(make_rollout(name, reward, group_id=group, status=status, process_rewards=process))
+        process = {call.call_id: random.choice([0.0, 1.0]) for call in own if random.random() < 0.5}
+        rollouts.append(
+            make_rollout(
+                name,
+                random.choice(REWARDS),
+                group_id=group,
+                status=random.choice(STATUS),
+                process_rewards=process,
+            )
+        )
     return Forest(rollouts, calls)
 
 
-def _move(draw, move, before):
-    """Prompt and special fields of the next call."""
+def _next_call(random, make_call, own, seq, place):
+    move, before = random.choice(MOVES), random.choice(own) if own else None
+    ids = lambda least: random.choices(range(3), k=random.randint(least, 3))
+    call_id, output = f"{place['rollout_id']}/{seq}", ids(int(random.random() < 0.9))
+    agent = {"sub-agent": "sub", "frozen": "judge"}.get(move, before.agent if before else "central")
+    fields = {"request_digest": call_id, "agent": agent, "trainable": agent != "judge"}
+    if len(output) > 1:
+        spans = (Span(role=Role.ACTION, start=0, end=1), Span(role=Role.ARGS, start=1, end=len(output)))
+        fields |= {"spans": spans}
     if before is None or move == "restart":
-        return [1, *draw(IDS)], {}
-    if move in ("sibling", "retry"):
-        lost = {"request_digest": before.request_digest, "retry": draw(st.booleans())} if move == "retry" else {}
-        return before.prompt_ids, lost
-    context = [*before.prompt_ids.tolist(), *before.output_ids.tolist(), *draw(IDS)]
-    if move == "rewrite":
-        context[draw(st.integers(0, len(context) - 1))] += 3
-    special = {"no logps": {"logps": None}, "aborted": {"finish": "aborted", "delivered": False}}
-    return context, special.get(move, {})
+        prompt = [1, *ids(1)]
+    elif move in ("sibling", "retry"):
+        prompt = before.prompt_ids
+        if move == "retry":
+            fields |= {"request_digest": before.request_digest, "retry": random.random() < 0.5}
+    else:
+        prompt = [*before.prompt_ids.tolist(), *before.output_ids.tolist(), *ids(1)]
+        if move == "rewrite":
+            prompt[random.randrange(len(prompt))] += 3
+    fields |= {"no logps": {"logps": None}, "aborted": {"finish": "aborted", "delivered": False}}.get(move, {})
+    return make_call(call_id, prompt, output, seq=seq, **place, **fields)
 
 
 @pytest.fixture(scope="session")
@@ -157,8 +163,10 @@ def test_arrival_order_changes_nothing(forest, data):
     random = data.draw(st.randoms(use_true_random=False))
     random.shuffle(rollouts)
     random.shuffle(calls)
-    assert credit(rollouts, calls) == first
-    other = pack_groups(credit(rollouts, calls), loss_mean="rollout", **SHAPE)
+    again = credit(rollouts, calls)
+    assert again == first
+    turned = again._replace(calls=again.calls[::-1])
+    other = pack_groups(turned, loss_mean="rollout", **SHAPE)
     for name, field, again in zip(one.batch._fields, one.batch, other.batch, strict=True):
         np.testing.assert_array_equal(field, again, name)
     assert (one.report, one.rollouts) == (other.report, other.rollouts)
