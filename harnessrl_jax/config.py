@@ -245,6 +245,14 @@ class Config(Section):
     def _check(self) -> "Config":
         if self.algorithm.kind == "policy" and self.behaviour.kind == "expert":
             raise ValueError('an expert reports no log-probabilities: use [algorithm] kind = "supervised" with it')
+        behaviour = self.behaviour
+        if self.algorithm.kind == "policy" and (
+            behaviour.temperature == 0 or behaviour.top_p < 1 or behaviour.top_k > 0
+        ):
+            raise ValueError(
+                "policy gradients need the log-probabilities of the whole distribution: use behaviour.temperature above "
+                f"0, top_p = 1 and top_k = 0; got {behaviour.temperature}, {behaviour.top_p} and {behaviour.top_k}"
+            )
         self._multiple("behaviour.slots", self.behaviour.slots, "behaviour.lanes", self.behaviour.lanes)
         self._multiple("packing.micro_rows", self.packing.micro_rows, "mesh.data x mesh.fsdp", self.mesh.rows)
         self._multiple("packing.max_rows", self.packing.max_rows, "packing.micro_rows", self.packing.micro_rows)

@@ -50,6 +50,7 @@ def test_a_config_cannot_be_changed():
         ("[algorithm]\nclip_low = 1.5\nkind = 'policy'", r"algorithm\.clip_low: Input should be less than 1, got 1\.5"),
         ("[packing]\nmax_rows = 5", r"packing\.max_rows = 5 must be a multiple of packing\.micro_rows = 2"),
         ("[behaviour]\nkind = 'expert'", r"an expert reports no log-probabilities"),
+        ("[behaviour]\ntop_p = 0.9", r"policy gradients need .* top_p = 1 and top_k = 0; got 1\.0, 0\.9 and 0"),
         ("[task]\nsource = 'jsonl'", r"task\.path belongs to the sources jsonl and tfds"),
         ("x = ", r"f\.toml: not valid TOML"),
     ],

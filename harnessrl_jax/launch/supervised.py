@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config, Supervised
-from harnessrl_jax.errors import ConfigError
+from harnessrl_jax.errors import ConfigError, PackingError
 from harnessrl_jax.gateway import Store, TextCodec
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import examine
@@ -182,9 +182,15 @@ def pack_bundles(config: Config, bundles: Sequence[Bundle]) -> tuple[PackedBatch
         tree, leaf, calls, call_number=np.arange(len(calls)), rollout_number=rollout, loss_mean=config.credit.mean
     )
     packing = config.packing
-    return pack(
+    batch, report = pack(
         [(tree, targets)], row_slots=packing.row_slots, row_targets=packing.row_targets, max_rows=packing.max_rows
     )
+    if report.rows_wanted > packing.max_rows:
+        raise PackingError(
+            f"{len(bundles)} rollouts need {report.rows_wanted} rows, packing.max_rows is {packing.max_rows}. Raise it, "
+            "or lower algorithm.rollouts_per_step."
+        )
+    return batch, report
 
 
 def _supervised(config: Config) -> Supervised:
