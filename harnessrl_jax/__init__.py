@@ -1,14 +1,18 @@
 """Reinforcement learning of language models through the agent harness they are deployed in.
 
-Importing the package loads nothing heavy; each sub-package is imported on first use.
+Importing the package loads nothing heavy; each part is imported on first use.
 """
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harnessrl_jax import attention, capo, losses, models, training, trajectories
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "attention", "capo", "losses", "models", "trajectories", "training"]
+__all__ = ["__version__", "attention", "capo", "losses", "models", "training", "trajectories"]
 
 
 def __getattr__(name: str) -> ModuleType:

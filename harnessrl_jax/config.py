@@ -250,8 +250,9 @@ class Config(Section):
             behaviour.temperature == 0 or behaviour.top_p < 1 or behaviour.top_k > 0
         ):
             raise ValueError(
-                "policy gradients need the log-probabilities of the whole distribution: use behaviour.temperature above "
-                f"0, top_p = 1 and top_k = 0; got {behaviour.temperature}, {behaviour.top_p} and {behaviour.top_k}"
+                "policy gradients need the log-probabilities of the whole distribution: use behaviour.temperature "
+                f"above 0, top_p = 1 and top_k = 0; got {behaviour.temperature}, {behaviour.top_p} and "
+                f"{behaviour.top_k}"
             )
         self._multiple("behaviour.slots", self.behaviour.slots, "behaviour.lanes", self.behaviour.lanes)
         self._multiple("packing.micro_rows", self.packing.micro_rows, "mesh.data x mesh.fsdp", self.mesh.rows)

@@ -187,8 +187,8 @@ def pack_bundles(config: Config, bundles: Sequence[Bundle]) -> tuple[PackedBatch
     )
     if report.rows_wanted > packing.max_rows:
         raise PackingError(
-            f"{len(bundles)} rollouts need {report.rows_wanted} rows, packing.max_rows is {packing.max_rows}. Raise it, "
-            "or lower algorithm.rollouts_per_step."
+            f"{len(bundles)} rollouts need {report.rows_wanted} rows, packing.max_rows is {packing.max_rows}. Raise "
+            "it, or lower algorithm.rollouts_per_step."
         )
     return batch, report
 
