@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,39 +45,7 @@ def create_app(
         `GET /{run}/{rollout}/{attempt}[/{agent}]/v1/models`
         `GET /health`
     """
-
-    async def chat(request: Request) -> Response:
-        started_s = gateway.clock()
-        rollout = _admit(rollouts, request)
-        try:
-            if rollout.closed:
-                rollout.counts["late"] += 1
-                raise closed(rollout)
-            body = await _body(request, max_body_bytes)
-            wanted = parse_request(body)
-            answer = await gateway.answer(rollout, _envelope(request, body, started_s), wanted)
-        except asyncio.CancelledError as error:
-            # The server cancels what is left when it stops; the client gets an answer all the same.
-            raise Refusal("The gateway is stopping.", status=503, code="shutting_down", retry=True) from error
-        except TextError as error:
-            rollout.counts["refused/template"] += 1
-            raise bad_request(str(error), code="template", param="messages") from error
-        except Refusal as refusal:
-            rollout.counts[f"refused/{refusal.code}"] += 1
-            raise
-        settle = lambda delivered: gateway.settle(rollout, answer, delivered)
-        if not wanted.stream:
-            return _Delivery(reply_json(answer.reply), "application/json", settle)
-        events = reply_events(answer.reply, include_usage=wanted.include_usage)
-        return _Delivery(b"".join(events), "text/event-stream; charset=utf-8", settle)
-
-    async def models(request: Request) -> Response:
-        _admit(rollouts, request)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "harnessrl_jax"}
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+    endpoints = _Endpoints(gateway, rollouts, max_body_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -86,12 +55,59 @@ def create_app(
         finally:
             await sampler.close()
 
-    routes = [Route("/health", health)]
+    routes = [Route("/health", endpoints.health)]
     for prefix in ("/{run}/{rollout}/{attempt}", "/{run}/{rollout}/{attempt}/{agent}"):
-        routes.append(Route(f"{prefix}/v1/chat/completions", chat, methods=["POST"]))
-        routes.append(Route(f"{prefix}/v1/models", models))
+        routes.append(Route(f"{prefix}/v1/chat/completions", endpoints.chat, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/models", endpoints.models))
     handlers = {Refusal: _refused, HTTPException: _no_route, StoreError: _not_stored, Exception: _broken}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+class _Endpoints(NamedTuple):
+    """What the routes do. Holds no state of its own."""
+
+    gateway: Gateway
+    rollouts: Rollouts
+    max_body_bytes: int
+
+    async def chat(self, request: Request) -> Response:
+        started_s = self.gateway.clock()
+        rollout = self._admit(request)
+        try:
+            if rollout.closed:
+                rollout.counts["late"] += 1
+                raise closed(rollout)
+            body = await _body(request, self.max_body_bytes)
+            wanted = parse_request(body)
+            answer = await self.gateway.answer(rollout, _envelope(request, body, started_s), wanted)
+        except asyncio.CancelledError as error:
+            # The server cancels what is left when it stops; the client gets an answer all the same.
+            raise Refusal("The gateway is stopping.", status=503, code="shutting_down", retry=True) from error
+        except TextError as error:
+            rollout.counts["refused/template"] += 1
+            raise bad_request(str(error), code="template", param="messages") from error
+        except Refusal as refusal:
+            rollout.counts[f"refused/{refusal.code}"] += 1
+            raise
+        settle = lambda delivered: self.gateway.settle(rollout, answer, delivered)
+        if not wanted.stream:
+            return _Delivery(reply_json(answer.reply), "application/json", settle)
+        events = reply_events(answer.reply, include_usage=wanted.include_usage)
+        return _Delivery(b"".join(events), "text/event-stream; charset=utf-8", settle)
+
+    async def models(self, request: Request) -> Response:
+        self._admit(request)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "harnessrl_jax"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    def _admit(self, request: Request) -> OpenRollout:
+        names = request.path_params
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        key = secret.strip() if scheme.lower() == "bearer" else None
+        return self.rollouts.find(names["run"], names["rollout"], names["attempt"], key)
 
 
 class _Delivery(Response):
@@ -109,13 +125,6 @@ class _Delivery(Response):
             delivered = not gone
         finally:
             self._settle(delivered)
-
-
-def _admit(rollouts: Rollouts, request: Request) -> OpenRollout:
-    names = request.path_params
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    key = secret.strip() if scheme.lower() == "bearer" else None
-    return rollouts.find(names["run"], names["rollout"], names["attempt"], key)
 
 
 def _envelope(request: Request, body: str, started_s: float) -> Envelope:

@@ -96,15 +96,7 @@ def build_prompt(
     Raises:
       TextError: the template refuses the messages.
     """
-    found: dict[int, list[Turn]] = {}
-    rewrites: list[str] = []
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            candidates, reason = turns.find(message)
-            if candidates:
-                found[index] = candidates
-            else:
-                rewrites.append(reason)
+    found, rewrites = _find(turns, messages)
     guarded = codec.protect(messages, tools)
     canonical = codec.render(guarded)
     borders: list[str] = [canonical]
@@ -120,6 +112,20 @@ def build_prompt(
             borders, found = [canonical], {}
     ids, spliced, unmatched = _splice(codec, guarded.breaker, borders, bodies, list(found.values()), session_id)
     return Prompt(ids, spliced, (*rewrites, *unmatched))
+
+
+def _find(turns: Turns, messages: Sequence[Message]) -> tuple[dict[int, list[Turn]], list[str]]:
+    """Turns that each assistant message may stand for, by its index, and why others stand for none."""
+    found: dict[int, list[Turn]] = {}
+    rewrites: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            candidates, reason = turns.find(message)
+            if candidates:
+                found[index] = candidates
+            else:
+                rewrites.append(reason)
+    return found, rewrites
 
 
 def _splice(

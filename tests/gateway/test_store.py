@@ -15,7 +15,6 @@ from harnessrl_jax.errors import StoreError
 from harnessrl_jax.gateway import schema
 from harnessrl_jax.gateway.rows import CallKey, Intent
 from harnessrl_jax.gateway.store import Store
-from harnessrl_jax.gateway.writer import Writer
 from harnessrl_jax.trajectories.records import Call, LogpKind, Role, Rollout, Span, ToolCall
 
 
@@ -351,47 +350,6 @@ def test_threads_and_loops_write_side_by_side(store):
     for thread in threads:
         thread.join()
     assert store.counts() == {"calls/sampled": 100, "rollouts/completed": 60}
-
-
-def test_a_full_disk_stops_everything_and_says_so(path, tmp_path):
-    Store(path).close()
-
-    def connect():
-        connection = schema.connect(path)
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-        return connection
-
-    writer = Writer(connect, "Call store X")
-    insert = lambda connection: connection.execute("INSERT INTO settings VALUES ('a', ?)", ("x" * 100_000,)).close()
-    with pytest.raises(StoreError, match=r"Call store X cannot be written: .*full.* No reply is sent for a call"):
-        writer.commit_blocking(insert)
-    with pytest.raises(StoreError, match=r"cannot be written"):
-        asyncio.run(writer.commit(lambda connection: None))
-    writer.close()
-    with Store(path) as store:
-        assert store.counts() == {}
-
-
-def test_a_refused_operation_does_not_harm_its_neighbours(path):
-    Store(path).close()
-    writer = Writer(lambda: schema.connect(path), "X")
-
-    def refuse(connection):
-        raise StoreError("no")
-
-    async def both():
-        good = writer.commit(lambda connection: connection.execute("INSERT INTO settings VALUES ('a', 'b')").rowcount)
-        bad = writer.commit(refuse)
-        return await asyncio.gather(good, bad, return_exceptions=True)
-
-    value, error = asyncio.run(both())
-    writer.close()
-    assert value == 1
-    assert isinstance(error, StoreError)
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT value FROM settings WHERE name = 'a'").fetchone() == ("b",)
-    connection.close()
 
 
 def test_a_copy_of_a_closed_store_is_whole(path, tmp_path):
