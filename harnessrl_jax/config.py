@@ -42,10 +42,10 @@ class Task(Section):
     """`jsonl`: a file of {"question", "answers"} lines. `tfds`: the data set's name, as in `trivia_qa/rc`."""
     heldout_path: str | None = None
     """`jsonl`: the questions kept for evaluation. `tfds`: the split kept for evaluation."""
-    invented_countries: int = Field(0, ge=0)
+    invented_countries: int = Field(default=0, ge=0)
     """`factbook`: add this many invented countries to the training corpus, so that names must be copied, not known."""
 
-    invented_per_template: int = Field(400, ge=1)
+    invented_per_template: int = Field(default=400, ge=1)
     """`factbook`: questions of each template about the invented countries."""
 
     @pydantic.model_validator(mode="after")
@@ -62,14 +62,14 @@ class Harness(Section):
     """The program and its arguments; empty means the bundled multi-hop harness with its search index."""
     trainable_agents: tuple[str, ...] = ("central",)
     """Agents whose calls are trained. Central-only training names one; joint training names several."""
-    workers: int = Field(2, ge=1)
+    workers: int = Field(default=2, ge=1)
     """Operating-system processes."""
-    concurrency: int = Field(32, ge=1)
+    concurrency: int = Field(default=32, ge=1)
     """Rollouts at a time in one process."""
-    deadline_s: float = Field(120.0, gt=0.0)
+    deadline_s: float = Field(default=120.0, gt=0.0)
     """A rollout that takes longer is stopped and retried."""
-    max_attempts: int = Field(2, ge=1)
-    max_calls: int = Field(32, ge=1)
+    max_attempts: int = Field(default=2, ge=1)
+    max_calls: int = Field(default=32, ge=1)
     """Model calls of one rollout; more are refused with 429."""
 
 
@@ -78,38 +78,38 @@ class Behaviour(Section):
 
     kind: Literal["policy", "expert"] = "policy"
     """`policy` samples from the model; `expert` is the scripted, imperfect expert of the task."""
-    temperature: float = Field(1.0, ge=0.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
     """0 keeps every token."""
-    max_new_tokens: int = Field(48, ge=1)
+    max_new_tokens: int = Field(default=48, ge=1)
     """Of one call; a smaller limit in the harness's request wins."""
-    context_tokens: int = Field(512, ge=16)
+    context_tokens: int = Field(default=512, ge=16)
     """Prompt and output of one call together."""
-    slots: int = Field(64, ge=1)
+    slots: int = Field(default=64, ge=1)
     """Calls that are decoded together."""
-    lanes: int = Field(1, ge=1)
+    lanes: int = Field(default=1, ge=1)
     """Decoding states that the slots are split into. Several keep a processor's caches warm; an accelerator wants 1."""
-    decode_steps: int = Field(4, ge=1)
+    decode_steps: int = Field(default=4, ge=1)
     """Tokens sampled between two looks at the queue."""
-    prefill_chunk_tokens: int = Field(64, ge=8)
-    prefix_cache_chunks: int = Field(4096, ge=0)
+    prefill_chunk_tokens: int = Field(default=64, ge=8)
+    prefix_cache_chunks: int = Field(default=4096, ge=0)
     """Prompt chunks whose keys and values are kept between calls of one weights version."""
 
 
 class Rollouts(Section):
     """How many rollouts an optimiser step collects."""
 
-    groups: int = Field(8, ge=1)
+    groups: int = Field(default=8, ge=1)
     """Tasks per step."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Rollouts per task."""
 
 
 class Credit(Section):
     """Rewards -> advantages of sampled tokens. The baseline is the mean of the other rollouts of the group."""
 
-    process_weight: float = Field(0.1, ge=0.0)
+    process_weight: float = Field(default=0.1, ge=0.0)
     """c_p in A = A_outcome + c_p A_process."""
     mean: Literal["rollout", "token"] = "rollout"
     """`rollout`: mean over the tokens of a rollout, then over rollouts. `token`: one mean over all tokens."""
@@ -119,14 +119,14 @@ class Policy(Section):
     """Clipped policy gradient, plain or routed by role (CAPO)."""
 
     kind: Literal["policy"] = "policy"
-    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
-    clip_high: float = Field(0.28, ge=0.0)
+    clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
+    clip_high: float = Field(default=0.28, ge=0.0)
     routing: Literal["none", "vjp", "reference"] = "vjp"
     """`none` is the plain gradient. `vjp` and `reference` are two equal forms of CAPO; `reference` is slower."""
     score: Literal["contrast", "raw"] = "contrast"
-    top_fraction: float = Field(0.25, gt=0.0, le=1.0)
+    top_fraction: float = Field(default=0.25, gt=0.0, le=1.0)
     """Units of a layer in each role's partition."""
-    hysteresis: float = Field(1.1, ge=1.0)
+    hysteresis: float = Field(default=1.1, ge=1.0)
     """A unit stays in a partition while it ranks in the top `hysteresis` x the partition's size."""
     statistic: Literal["relu", "abs"] = "relu"
     """What is averaged over a unit's activations."""
@@ -138,12 +138,12 @@ class Policy(Section):
     """Parameters outside the MLP: frozen, or trained by the sum of both roles' gradients."""
     denominator: Literal["role", "shared"] = "role"
     """`role`: each role's loss is its own mean. `shared`: both are divided by the weight of all tokens."""
-    warmup_steps: int = Field(20, ge=0)
+    warmup_steps: int = Field(default=20, ge=0)
     """Plain steps before the first partition, unless `warmup_rollouts` is reached earlier."""
-    warmup_rollouts: int = Field(64, ge=1)
+    warmup_rollouts: int = Field(default=64, ge=1)
     """Probed successful rollouts after which warm-up may end."""
-    refresh_steps: int = Field(20, ge=1)
-    ema: float = Field(0.9, ge=0.0, lt=1.0)
+    refresh_steps: int = Field(default=20, ge=1)
+    ema: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay per step of the activation statistics."""
 
 
@@ -153,45 +153,45 @@ class Supervised(Section):
     kind: Literal["supervised"]
     rollouts: int = Field(ge=1)
     """Rollouts to collect before training."""
-    keep_unsolved: float = Field(1.0, ge=0.0, le=1.0)
+    keep_unsolved: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of the rollouts with verified reward below `solved_reward` that is kept."""
-    solved_reward: float = Field(0.5, ge=0.0, le=1.0)
-    rollouts_per_step: int = Field(16, ge=1)
+    solved_reward: float = Field(default=0.5, ge=0.0, le=1.0)
+    rollouts_per_step: int = Field(default=16, ge=1)
     """Rollouts of one optimiser step; each is used once per epoch."""
 
 
 class Optimizer(Section):
     """AdamW with linear warm-up, then constant or cosine decay to a tenth."""
 
-    learning_rate: float = Field(3e-4, gt=0.0)
-    warmup_steps: int = Field(0, ge=0)
+    learning_rate: float = Field(default=3e-4, gt=0.0)
+    warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
-    b1: float = Field(0.9, ge=0.0, lt=1.0)
-    b2: float = Field(0.98, ge=0.0, lt=1.0)
-    weight_decay: float = Field(0.0, ge=0.0)
-    clip_norm: float = Field(1.0, gt=0.0)
+    b1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    b2: float = Field(default=0.98, ge=0.0, lt=1.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    clip_norm: float = Field(default=1.0, gt=0.0)
 
 
 class Packing(Section):
     """The fixed shape of a training batch. A change recompiles."""
 
-    row_slots: int = Field(1024, ge=32)
+    row_slots: int = Field(default=1024, ge=32)
     """Tokens of one row."""
-    row_targets: int = Field(512, ge=16)
+    row_targets: int = Field(default=512, ge=16)
     """Trained tokens of one row."""
-    max_rows: int = Field(64, ge=1)
-    micro_rows: int = Field(2, ge=1)
+    max_rows: int = Field(default=64, ge=1)
+    micro_rows: int = Field(default=2, ge=1)
     """Rows whose activations are in memory together; a multiple of mesh.data x mesh.fsdp."""
 
 
 class Mesh(Section):
     """Devices along each axis of the mesh. `data = 0` takes all that the other axes leave."""
 
-    data: int = Field(0, ge=0)
-    fsdp: int = Field(1, ge=1)
-    tensor: int = Field(1, ge=1)
-    context: int = Field(1, ge=1)
-    cpu_devices: int = Field(2, ge=1)
+    data: int = Field(default=0, ge=0)
+    fsdp: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1)
+    cpu_devices: int = Field(default=2, ge=1)
     """Without an accelerator: virtual devices to split the processor into."""
 
     @property
@@ -203,18 +203,18 @@ class Mesh(Section):
 class Evaluation(Section):
     """Held-out questions, asked before training and after it, sampled exactly as in training."""
 
-    questions: int = Field(128, ge=0)
-    every_steps: int = Field(0, ge=0)
+    questions: int = Field(default=128, ge=0)
+    every_steps: int = Field(default=0, ge=0)
     """0: only before and after."""
-    shown: int = Field(3, ge=0)
+    shown: int = Field(default=3, ge=0)
     """Rollouts of the evaluation that the report shows, before and after."""
 
 
 class Checkpoint(Section):
     """The whole run state, on disk."""
 
-    every_steps: int = Field(5, ge=1)
-    keep: int = Field(2, ge=1)
+    every_steps: int = Field(default=5, ge=1)
+    keep: int = Field(default=2, ge=1)
 
 
 class Config(Section):
@@ -223,14 +223,14 @@ class Config(Section):
     name: str
     steps: int = Field(ge=0)
     """Optimiser steps."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     model: Model = Model()
     task: Task = Task()
     harness: Harness = Harness()
     behaviour: Behaviour = Behaviour()
     rollouts: Rollouts = Rollouts()
     credit: Credit = Credit()
-    algorithm: Policy | Supervised = Field(Policy(), discriminator="kind")
+    algorithm: Policy | Supervised = Field(default=Policy(), discriminator="kind")
     optimizer: Optimizer = Optimizer()
     packing: Packing = Packing()
     mesh: Mesh = Mesh()
@@ -238,7 +238,7 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     about: str = ""
     """What to tell the user before the run."""
-    expected_minutes: float = Field(0.0, ge=0.0)
+    expected_minutes: float = Field(default=0.0, ge=0.0)
     """How long the run took on the hardware its file names; 0 = nobody has measured it."""
 
     @pydantic.model_validator(mode="after")

@@ -10,7 +10,7 @@ from harnessrl_jax.launch.run_folder import RunFolder, write_whole
 from harnessrl_jax.launch.services import Services, collect, open_pool
 from harnessrl_jax.monitor import RolloutView, view
 from harnessrl_jax.tasks import best_exact_match
-from harnessrl_jax.trajectories import Rollout, build_lineage
+from harnessrl_jax.trajectories import Call, Rollout, build_lineage
 
 
 class Examination(NamedTuple):
@@ -84,5 +84,5 @@ def _of(store: Store, label: str) -> list[Rollout]:
     return [rollout for rollout in store.rollouts() if rollout.rollout_id.startswith(f"{label}-")]
 
 
-def _calls(store: Store, rollout: Rollout) -> list:
+def _calls(store: Store, rollout: Rollout) -> list[Call]:
     return [stored.call for stored in store.calls(rollout.rollout_id, rollout.attempt)]

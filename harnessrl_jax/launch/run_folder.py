@@ -39,19 +39,9 @@ class RunFolder(NamedTuple):
         return self.path / "checkpoints"
 
     @property
-    def index(self) -> Path:
-        """The search index of the bundled harness."""
-        return self.path / "passages.sqlite"
-
-    @property
     def model(self) -> Path:
         """The trained model, in Hugging Face layout."""
         return self.path / "model"
-
-    @property
-    def report(self) -> Path:
-        """The self-contained page."""
-        return self.path / "report.html"
 
     @property
     def logs(self) -> Path:

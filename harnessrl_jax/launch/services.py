@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from harnessrl_jax.rollouts import (
     run_groups,
 )
 from harnessrl_jax.sampler import Sampler
-from harnessrl_jax.trajectories import Lineage, Rollout, Task, build_lineage
+from harnessrl_jax.trajectories import Call, Lineage, Rollout, Task, build_lineage
 
 
 class Services(NamedTuple):
@@ -67,7 +67,9 @@ class Collected(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_services(config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, port: int = 0):
+def open_services(
+    config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, port: int = 0
+) -> Iterator[Services]:
     """Starts gateway and store; both are closed at the end, the sampler with them."""
     store = Store(folder.store)
     with contextlib.closing(store), Server(port=port) as server:
@@ -171,5 +173,5 @@ def _effects(services: Services, pool: HarnessPool, side: Side) -> Effects:
     )
 
 
-def _calls(store: Store, rollout: Rollout) -> list:
+def _calls(store: Store, rollout: Rollout) -> list[Call]:
     return [stored.call for stored in store.calls(rollout.rollout_id, rollout.attempt)]

@@ -51,7 +51,7 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
     Raises:
       ShardingError: the devices do not fit the mesh of the configuration.
     """
-    mesh = make_mesh(**mesh_sizes(config.mesh, jax.device_count()))
+    mesh = mesh_of(config.mesh, jax.device_count())
     optimizer = make_optimizer(
         learning_rate=learning_rate_schedule(
             peak=config.optimizer.learning_rate,
@@ -81,18 +81,16 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
     return Trainer(compiled, mesh, shardings), place_state(state, shardings)
 
 
-def mesh_sizes(mesh: configuration.Mesh, devices: int) -> dict[str, int]:
-    """The sizes of the axes; `data = 0` becomes all devices that the other axes leave."""
-    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor, "context": mesh.context}
-    others = mesh.fsdp * mesh.tensor * mesh.context
-    if mesh.data == 0:
-        if devices % others:
-            raise ShardingError(
-                f"[mesh]: {devices} devices cannot be cut into fsdp {mesh.fsdp} x tensor {mesh.tensor} x context "
-                f"{mesh.context}; choose sizes whose product divides {devices}."
-            )
-        sizes["data"] = devices // others
-    return sizes
+def mesh_of(sizes: configuration.Mesh, devices: int) -> Mesh:
+    """The mesh; `data = 0` becomes all devices that the other axes leave."""
+    others = sizes.fsdp * sizes.tensor * sizes.context
+    if sizes.data == 0 and devices % others:
+        raise ShardingError(
+            f"[mesh]: {devices} devices cannot be cut into fsdp {sizes.fsdp} x tensor {sizes.tensor} x context "
+            f"{sizes.context}; choose sizes whose product divides {devices}."
+        )
+    data = sizes.data or devices // others
+    return make_mesh(data=data, fsdp=sizes.fsdp, tensor=sizes.tensor, context=sizes.context)
 
 
 def objective(config: Config, model: DecoderConfig) -> Objective:
