@@ -1,5 +1,6 @@
 """Whole runs, as real processes: learning, resuming after kill -9, failing harnesses, the other commands."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -86,7 +87,7 @@ def steps_done(run):
 
 def calls_of_step(run, step):
     try:
-        with sqlite3.connect(f"file:{run / 'calls.sqlite'}?mode=ro", uri=True) as store:
+        with contextlib.closing(sqlite3.connect(f"file:{run / 'calls.sqlite'}?mode=ro", uri=True)) as store:
             return store.execute("SELECT count(*) FROM calls WHERE rollout_id LIKE ?", (f"{step:05d}-%",)).fetchone()[0]
     except sqlite3.OperationalError:
         return 0
@@ -107,7 +108,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers(reference, moment):
     else:
         wait_for(lambda: steps_done(run) >= 2 and saving(run), process)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (run / "summary.json").exists()
     game.finish(run)
     assert numbers(run) == numbers(whole)
@@ -179,5 +180,6 @@ def test_serve_answers_a_harness_of_ones_own(reference):
     assert reply.usage.completion_tokens in range(1, 5)
     client.close()
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
     assert "Hello" in launch("inspect", folder, "--rollout", "served")
