@@ -122,12 +122,14 @@ def test_the_reason_to_end_is_told(engine, params):
     open_ended = SampleRequest(prompt_ids=(1, 2, 3), max_new_tokens=9, seed=4)
     (sample,) = ask(server, open_ended)
     assert (sample.finish, len(sample.output_ids)) == ("length", 9)
-    third = int(sample.output_ids[2])
-    assert sample.output_ids.tolist().index(third) == 2
+    ids = sample.output_ids.tolist()
+    last = next(place for place in range(2, 8) if ids.index(ids[place]) == place)  # a token not sampled before
     stopped, limited = ask(
-        server, dataclasses.replace(open_ended, stop_ids=(third,)), dataclasses.replace(open_ended, max_new_tokens=2)
+        server,
+        dataclasses.replace(open_ended, stop_ids=(ids[last],)),
+        dataclasses.replace(open_ended, max_new_tokens=2),
     )
-    assert (stopped.finish, stopped.output_ids.tolist()) == ("stop", sample.output_ids[:3].tolist())
+    assert (stopped.finish, stopped.output_ids.tolist()) == ("stop", ids[: last + 1])
     assert (limited.finish, limited.output_ids.tolist()) == ("length", sample.output_ids[:2].tolist())
 
 
