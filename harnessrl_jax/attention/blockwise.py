@@ -55,7 +55,7 @@ def blockwise_attention(
     return _attend((q * scale).reshape(queries, kv, heads // kv, dim), k, v, *mask, *plan).reshape(q.shape)
 
 
-def _over_rows(name: str, one_row: Callable[..., tuple[Array, ...]], inputs: tuple[str, ...], outputs: tuple[str, ...]):
+def _over_rows(one_row: Callable[..., tuple[Array, ...]], inputs: tuple[str, ...], outputs: tuple[str, ...]):
     """Turns a function of one row into one that `vmap` and sharded `jit` run row by row."""
 
     def all_rows(*arrays: Array) -> tuple[Array, ...]:
@@ -96,7 +96,6 @@ def _over_rows(name: str, one_row: Callable[..., tuple[Array, ...]], inputs: tup
         out = rows(*(_batch(x, b, size) for x, b in zip(arrays, batched, strict=True)))
         return out, (True,) * len(out)
 
-    single.__name__ = name
     return single
 
 
@@ -114,8 +113,8 @@ def _backward_row(
     return tiles.backward(q, k, v, TreeMask(t, lo, hi), TilePlan(key_block, active), *cotangent)
 
 
-_forward = _over_rows("forward", _forward_row, ROW, (OUT, LOGSUM))
-_backward = _over_rows("backward", _backward_row, (*ROW, OUT, LOGSUM, OUT), ROW[:3])
+_forward = _over_rows(_forward_row, ROW, (OUT, LOGSUM))
+_backward = _over_rows(_backward_row, (*ROW, OUT, LOGSUM, OUT), ROW[:3])
 
 
 @jax.custom_vjp

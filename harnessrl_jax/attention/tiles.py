@@ -102,8 +102,8 @@ def backward(
             dv_t = dv_t.at[j].add(product(d_out_t, weights))
             return dq + product(d_scores, keys[j]), dk_t, dv_t
 
-        dq, *carry = lax.fori_loop(0, active, tile, (jnp.zeros(qi.shape, wide), *carry))
-        return tuple(carry), dq.astype(q.dtype)
+        dq, dk_t, dv_t = lax.fori_loop(0, active, tile, (jnp.zeros(qi.shape, wide), *carry))
+        return (dk_t, dv_t), dq.astype(q.dtype)
 
     start = jnp.zeros(keys_t.shape, wide), jnp.zeros(values_t.shape, wide)
     arguments = (queries, d_outs, logsum, shared, places, plan.key_block, plan.active)

@@ -26,7 +26,8 @@ def init_params(config: DecoderConfig, key: Key[Array, ""]) -> Params:
       without tied embeddings, `lm_head/kernel`. Kernels are [in, out].
     """
     one = jnp.zeros(1, jnp.int32)
-    return Decoder(config).init(key, one, one, row_mask(one + 1))["params"]
+    variables: Any = Decoder(config).init(key, one, one, row_mask(one + 1))
+    return variables["params"]
 
 
 def row_hidden(
@@ -57,20 +58,20 @@ def row_hidden(
     Returns:
       The hidden states, and per layer the unit activations (empty unless asked for).
     """
-    decoder = Decoder(config, implementation, remat)
     mask = row_mask(subtree_end)
     plan = make_plan(mask, block_q=block, block_k=block) if implementation == "blockwise" else None
-    arguments = (token, position, mask, plan)
-    if not collect_units:
-        return decoder.apply({"params": params}, *arguments, method="row"), ()
-    hidden, sown = decoder.apply({"params": params}, *arguments, method="row", mutable=["units"])
-    units = sown["units"]
-    return hidden, tuple(units[f"layers_{i}"]["mlp"]["hidden"][0] for i in range(config.layers))
+    decoder = Decoder(config, implementation, remat)
+    kept = ["units"] if collect_units else []
+    result: Any = decoder.apply({"params": params}, token, position, mask, plan, method="row", mutable=kept)
+    hidden, sown = result
+    layers = range(config.layers if collect_units else 0)
+    return hidden, tuple(sown["units"][f"layers_{i}"]["mlp"]["hidden"][0] for i in layers)
 
 
 def logits(config: DecoderConfig, params: Params, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:
     """Logits of the next token, f32, for hidden states as `row_hidden` and `extend` return them."""
-    return Decoder(config).apply({"params": params}, hidden, method="logits").astype(jnp.float32)
+    scores: Any = Decoder(config).apply({"params": params}, hidden, method="logits")
+    return scores.astype(jnp.float32)
 
 
 def target_logps(
@@ -108,7 +109,7 @@ def target_logps(
     padding = -source.shape[0] % chunk
     picked = jnp.pad(picked, ((0, padding), (0, 0))).reshape(-1, chunk, hidden.shape[-1])
     targets = jnp.pad(target, (0, padding)).reshape(-1, chunk)
-    one = jax.checkpoint(lambda part: _chunk_logps(config, params, *part, temperature))
+    one = jax.checkpoint(lambda part: _chunk_logps(config, params, part[0], part[1], temperature))
     logp, entropy = jax.lax.map(one, (picked, targets))
     return logp.reshape(-1)[: source.shape[0]], entropy.reshape(-1)[: source.shape[0]]
 

@@ -1,6 +1,7 @@
 """A tiny decoder-shaped model and small packed batches whose padding is poisoned with NaN."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -104,11 +105,14 @@ class Toy(NamedTuple):
     row_fn: Callable
     batch: Callable
     capo: Callable
+    jit: Callable
 
 
 @pytest.fixture(scope="session")
 def toy():
-    return Toy(toy_params, toy_row_fn, toy_batch, toy_capo)
+    # Nearly all the time of these tests is LLVM optimising steps that then run once.
+    jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    return Toy(toy_params, toy_row_fn, toy_batch, toy_capo, jit)
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,10 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def one_device(toy):
+    """The state and metrics after a few steps of one device, with smaller micro-batches."""
     objective = toy.capo()
     step, state = (
-        jax.jit(make_step(toy.row_fn, ADAMW, objective, micro_rows=8)),
+        toy.jit(make_step(toy.row_fn, ADAMW, objective, micro_rows=2)),
         init_state(toy.params(), ADAMW, objective),
     )
     for i in range(STEPS):
@@ -45,7 +46,7 @@ def test_eight_devices_equal_one(toy, one_device, sizes):
     state = init_state(toy.params(), ADAMW, objective)
     shardings = state_shardings(state, ADAMW, mesh, DECODER_RULES)
     state = place_state(state, shardings)
-    step = jax.jit(
+    step = toy.jit(
         make_step(row_fn, ADAMW, objective, micro_rows=8, shardings=shardings),
         donate_argnums=0,
         out_shardings=(shardings, None),

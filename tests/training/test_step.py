@@ -33,7 +33,7 @@ def objective(toy):
 def step(toy, objective):
     """The jitted CAPO step, donating its state; `.row_fn` counts traces."""
     row_fn = Counted(toy.row_fn)
-    jitted = jax.jit(make_step(row_fn, ADAMW, objective, micro_rows=2), donate_argnums=0)
+    jitted = toy.jit(make_step(row_fn, ADAMW, objective, micro_rows=2), donate_argnums=0)
 
     def run(state, batch, rows):
         return jitted(jax.tree.map(jnp.array, state), batch, jnp.int32(rows))  # a copy is donated, the caller's stays
@@ -143,7 +143,7 @@ def test_padding_rows_are_never_computed(toy, plain_policy):
         jax.debug.callback(lambda: computed.append(1))
         return toy.row_fn(params, row)
 
-    step = jax.jit(make_step(row_fn, optax.sgd(1.0), plain_policy, micro_rows=1))
+    step = toy.jit(make_step(row_fn, optax.sgd(1.0), plain_policy, micro_rows=1))
     state = init_state(toy.params(), optax.sgd(1.0), plain_policy)
     for rows in (3, 8, 0):
         computed.clear()
@@ -156,13 +156,13 @@ def test_padding_rows_are_never_computed(toy, plain_policy):
 
 def test_bfloat16_parameters_train_with_float32_moments(toy):
     state = init_state(toy.params(jnp.bfloat16), ADAMW, Supervised())
-    step = jax.jit(make_step(toy.row_fn, ADAMW, Supervised(), micro_rows=8), donate_argnums=0)
+    step = toy.jit(make_step(toy.row_fn, ADAMW, Supervised(), micro_rows=8), donate_argnums=0)
     batch, losses = toy.batch(rows=8), []
     for _ in range(12):
         state, metrics = step(state, batch, jnp.int32(8))
         losses.append(float(metrics["loss"]))
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim} == {np.float32}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim} == {np.dtype(np.float32)}
     assert losses[-1] < losses[0] - 0.2
     assert step._cache_size() == 1
 
