@@ -13,10 +13,10 @@ from harnessrl_jax.capo import Capo, decoder_units, relu
 from harnessrl_jax.training import Policy, RowOutput
 from harnessrl_jax.trajectories import PackedBatch
 
-VOCAB, HIDDEN, UNITS, LAYERS = 16, 8, 8, 2
+VOCAB, HIDDEN, UNITS = 16, 8, 8
 
 
-def toy_params(dtype=np.float32):
+def toy_params(dtype=np.float32, layers=2):
     rng = np.random.default_rng(0)
     normal = lambda *shape: (rng.normal(size=shape) * shape[0] ** -0.5).astype(dtype)
     layer = lambda: {
@@ -27,20 +27,20 @@ def toy_params(dtype=np.float32):
             "down": {"kernel": normal(UNITS, HIDDEN)},
         },
     }
-    params = {f"layers_{i}": layer() for i in range(LAYERS)}
+    params = {f"layers_{i}": layer() for i in range(layers)}
     params["embed"] = {"embedding": normal(VOCAB, HIDDEN)}
     params["final_norm"] = {"scale": np.ones(HIDDEN, dtype)}
     return jax.tree.map(jnp.asarray, params)
 
 
 def toy_row_fn(params, row):
-    """Embedding, two layers of tree-causal averaging and a gated MLP, tied output."""
+    """Embedding, layers of tree-causal averaging and a gated MLP, tied output."""
     i = jnp.arange(row.token.shape[0])
     sees = (i[None] <= i[:, None]) & (i[:, None] < row.subtree_end[None])
     x = params["embed"]["embedding"][row.token]
     mix = sees.astype(x.dtype) / sees.sum(1, keepdims=True)
     units = []
-    for layer in (params[f"layers_{i}"] for i in range(LAYERS)):
+    for layer in (params[name] for name in sorted(params) if name.startswith("layers_")):
         x = x + mix @ x @ layer["attn"]["o"]["kernel"]
         hidden = jax.nn.silu(x @ layer["mlp"]["gate"]["kernel"]) * (x @ layer["mlp"]["up"]["kernel"])
         units.append(hidden[row.source])
@@ -79,9 +79,9 @@ def toy_batch(rows=4, max_rows=8, slots=8, targets=6, seed=0, missing=0.0):
     )
 
 
-def toy_capo(**changes):
+def toy_capo(layers=2, **changes):
     choices = {
-        "unit_map": decoder_units(LAYERS, include_gate=True),
+        "unit_map": decoder_units(layers, include_gate=True),
         "phi": relu,
         "score": "contrast",
         "top_fraction": 0.25,

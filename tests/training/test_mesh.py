@@ -24,10 +24,10 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def one_device(toy):
     """The state and metrics after a few steps of one device, with smaller micro-batches."""
-    objective = toy.capo()
+    objective = toy.capo(layers=1)
     step, state = (
         toy.jit(make_step(toy.row_fn, ADAMW, objective, micro_rows=2)),
-        init_state(toy.params(), ADAMW, objective),
+        init_state(toy.params(layers=1), ADAMW, objective),
     )
     for i in range(STEPS):
         state, metrics = step(state, toy.batch(rows=8 - i, seed=i), jnp.int32(8 - i))
@@ -36,14 +36,14 @@ def one_device(toy):
 
 @pytest.mark.parametrize("sizes", [{"data": 8, "fsdp": 1, "tensor": 1}, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_eight_devices_equal_one(toy, one_device, sizes):
-    objective, traces = toy.capo(), []
+    objective, traces = toy.capo(layers=1), []
 
     def row_fn(params, row):
         traces.append(1)
         return toy.row_fn(params, row)
 
     mesh = make_mesh(**sizes, context=1)
-    state = init_state(toy.params(), ADAMW, objective)
+    state = init_state(toy.params(layers=1), ADAMW, objective)
     shardings = state_shardings(state, ADAMW, mesh, DECODER_RULES)
     state = place_state(state, shardings)
     step = toy.jit(

@@ -32,7 +32,8 @@ def test_outputs_are_those_of_the_source_slot(toy, params, collect_units):
     hidden, units = jax.jit(
         lambda params: row_hidden(TINY, params, row.token, row.position, row.subtree_end, collect_units=True)
     )(params)
-    every = jax.nn.log_softmax(logits(TINY, params, hidden) / 0.5)
+    every = np.asarray(jax.nn.log_softmax(logits(TINY, params, hidden) / 0.5))
+    out, row, units = jax.tree.map(np.asarray, (out, row, units))
     for i, (source, target) in enumerate(zip(row.source, row.target, strict=True)):
         np.testing.assert_allclose(out.logp[i], every[source, target], rtol=1e-5)
         np.testing.assert_allclose(out.entropy[i], -(np.exp(every[source]) * every[source]).sum(), rtol=1e-5)
