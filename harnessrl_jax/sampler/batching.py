@@ -170,10 +170,10 @@ class Batcher:
         lengths, ended = (data[:, :, 0] != NO_TOKEN).sum(0), []
         for slot, job in list(lane.running.items()):
             job.add(data[: lengths[slot], slot], self._version)
+            self.counts.tokens += int(lengths[slot])
             if job.ended:
                 lane.release(slot)
                 ended.append(job)
-        self.counts.tokens += int(lengths.sum())
         return ended
 
 

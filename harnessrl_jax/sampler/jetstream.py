@@ -69,6 +69,9 @@ class JetStreamEngine:
       text: what `build_tokenizer` returns.
       temperature: of every request; 0 is greedy.
       seed: of every request.
+
+    Raises:
+      SamplerError: an engine that JetStream cannot drive.
     """
 
     samples_per_slot = 1
@@ -245,17 +248,28 @@ def _same_logging() -> Iterator[None]:
 
 
 def serve(adapter: JetStreamEngine, port: int) -> Any:
-    """Starts JetStream's orchestrator and gRPC server, for clients on this machine; returns its JetStreamServer."""
+    """Starts JetStream's orchestrator and gRPC server, for clients on this machine; returns its JetStreamServer.
+
+    Raises:
+      SamplerError: the installed JetStream asks for more than the adapter has.
+    """
     import grpc
 
-    vars(jax)["tree_map"] = jax.tree.map
+    jax.__dict__["tree_map"] = jax.tree.map
     with _same_logging():
         from jetstream.core import orchestrator, server_lib
         from jetstream.engine import engine_api
 
+    missing = engine_api.Engine.__abstractmethods__ - set(dir(JetStreamEngine))
+    if missing:
+        raise SamplerError(
+            f"JetStream's Engine has {', '.join(sorted(missing))}, which this adapter does not know. "
+            "It is written for google-jetstream 0.2.2: install that version."
+        )
     engine_api.Engine.register(JetStreamEngine)
+    engines: list[Any] = [adapter]
     params = [adapter.load_params()]
-    driver = orchestrator.Driver([adapter], [adapter], params, params, interleaved_mode=True, jax_padding=False)
+    driver = orchestrator.Driver(engines, engines, params, params, interleaved_mode=True, jax_padding=False)
     channel: Any = _Nobody()
     driver.place_request_on_prefill_queue(
         orchestrator.ActiveRequest(
@@ -276,9 +290,11 @@ async def ask(address: str, questions: Sequence[dict[str, Any]]) -> list[list[in
     import grpc
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
+    messages: Any = jetstream_pb2  # its classes are made at import, unseen by type checkers
+
     async def one(stub: Any, question: dict[str, Any]) -> list[int]:
-        content = jetstream_pb2.DecodeRequest.TokenContent(token_ids=question["prompt_ids"])
-        request = jetstream_pb2.DecodeRequest(token_content=content, max_tokens=question["max_tokens"])
+        content = messages.DecodeRequest.TokenContent(token_ids=question["prompt_ids"])
+        request = messages.DecodeRequest(token_content=content, max_tokens=question["max_tokens"])
         replies = [reply.stream_content.samples[0].token_ids async for reply in stub.Decode(request)]
         return [int(token) for reply in replies for token in reply]
 

@@ -61,7 +61,7 @@ def draw(
     cut = ((top_p < 1.0) | (top_k > 0)) & ~greedy
     # The branch is shared by all rows; a row that cuts nothing keeps everything in either.
     keep = jax.lax.cond(cut.any(), survivors, lambda z, *_: jnp.ones(z.shape, bool), scaled, top_p, top_k)
-    kept = jnp.where(keep | ~cut[:, None], whole, 0.0)
+    kept = jnp.where(keep, whole, 0.0)
     weight = jnp.where(greedy[:, None], (scaled == top).astype(whole.dtype), kept)
     token = pick(weight, jnp.where(greedy, 0.0, uniform))
 

@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler import Sample, SampleRequest
-from harnessrl_jax.sampler.batching import Batcher, Job, check
+from harnessrl_jax.sampler.batching import Batcher, Job, check, settings_of
 
 
 def batcher(engine, params, *, lanes=2, turn_chunks=100, version=0):
@@ -217,6 +217,11 @@ def test_requests_that_do_not_fit_are_refused(engine, wishes, message):
     check(SampleRequest(prompt_ids=(1,) * 40, max_new_tokens=8), engine)
     with pytest.raises(SamplerError, match=message):
         check(SampleRequest(**wishes, request_id="r-9"), engine)
+
+
+def test_a_seed_keeps_all_its_digits():
+    request = SampleRequest(prompt_ids=(1,), max_new_tokens=1, seed=7 * 2**32 + 5)
+    assert settings_of(request).seed.tolist() == [7, 5]
 
 
 def test_nothing_recompiles(engine, params):

@@ -2,7 +2,6 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import threading
-import time
 
 import jax
 import numpy as np
@@ -15,22 +14,34 @@ SHORT = SampleRequest(prompt_ids=(1, 2, 3), max_new_tokens=2, seed=1, request_id
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FailingEngine(Engine):
-    """Fails like a lost device: in the second generate call after `begin` was set."""
+class HeldEngine(Engine):
+    """Stops in the first generate call after `hold` was set, until `go` is; may then fail like a lost device."""
 
-    begin: threading.Event
-    calls: list = dataclasses.field(default_factory=list)
+    hold: threading.Event
+    held: threading.Event
+    go: threading.Event
+    fails: bool
 
     def generate(self, params, state):
-        if self.begin.is_set():
-            self.calls.append(1)
-        if len(self.calls) > 1:
-            raise RuntimeError("device lost")
+        if self.hold.is_set() and not self.go.is_set():
+            self.held.set()
+            assert self.go.wait(60)
+            if self.fails:
+                raise RuntimeError("device lost")
         return super().generate(params, state)
 
 
-def like(engine, kind, **fields):
-    return kind(**{f.name: getattr(engine, f.name) for f in dataclasses.fields(engine)} | fields)
+def held(engine, *, fails=False):
+    sizes = {field.name: getattr(engine, field.name) for field in dataclasses.fields(engine)}
+    return HeldEngine(**sizes, hold=threading.Event(), held=threading.Event(), go=threading.Event(), fails=fails)
+
+
+async def begin(sampler, *requests):
+    """Tasks for requests that are under way, or waiting for a slot, and a thread that stands still."""
+    sampler.engine.hold.set()
+    tasks = [asyncio.create_task(sampler.complete(request)) for request in requests]
+    assert await asyncio.to_thread(sampler.engine.held.wait, 60)
+    return tasks
 
 
 def serving(engine, params, test, **options):
@@ -72,33 +83,34 @@ def test_cancelling_frees_the_slot_and_leaves_the_others(engine, params):
 
     async def test(sampler):
         want = await sampler.complete(long)
-        tasks = [asyncio.create_task(sampler.complete(long)) for _ in range(2 * engine.slots)]
-        await asyncio.sleep(0)  # all are submitted; far too little time for any to end
+        tasks = await begin(sampler, *[long] * (2 * engine.slots))
         for task in tasks[1:]:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(result, asyncio.CancelledError) for result in ended[1:])
-        # Every slot is needed for these.
+        sampler.engine.go.set()
+        first, *ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in ended)
+        # Of the cancelled calls, those in a slot got the tokens of one block, and those that waited got none.
+        assert sampler.counts.tokens == 1 + 40 + 40 + (engine.slots - 1) * engine.steps
         again = await asyncio.gather(*[sampler.complete(long) for _ in range(engine.slots)])
-        return want, ended[0], *again
+        return want, first, *again
 
-    want, *got = serving(engine, params, test)
+    want, *got = serving(held(engine), params, test)
     assert {sample.output_ids.tobytes() for sample in got} == {want.output_ids.tobytes()}
 
 
-def test_a_failure_reaches_everyone_at_once_and_for_good(engine, params):
-    begin = threading.Event()
+def numbered(number):
+    return [SampleRequest(prompt_ids=(i,), max_new_tokens=30, request_id=f"r-{i}") for i in range(number)]
 
+
+def test_a_failure_reaches_everyone_at_once_and_for_good(engine, params):
     async def test(sampler):
-        await sampler.complete(SHORT)
-        begin.set()
-        # More than there are slots: some run, some wait.
-        pending = [
-            sampler.complete(SampleRequest(prompt_ids=(i,), max_new_tokens=30, request_id=f"r-{i}")) for i in range(9)
-        ]
-        started = time.monotonic()
-        errors = await asyncio.gather(*pending, return_exceptions=True)
-        assert time.monotonic() - started < 30
+        # Some run, some wait for a slot, some have not been seen by the thread.
+        tasks = await begin(sampler, *numbered(7)[:5])
+        tasks += [asyncio.create_task(sampler.complete(request)) for request in numbered(7)[5:]]
+        await asyncio.sleep(0)
+        sampler.engine.go.set()
+        async with asyncio.timeout(30):
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
         for number, error in enumerate(errors):
             assert isinstance(error, SamplerError)
             assert str(error).startswith(f"Request 'r-{number}': the sampler has failed and serves nothing any more: ")
@@ -109,24 +121,29 @@ def test_a_failure_reaches_everyone_at_once_and_for_good(engine, params):
         with pytest.raises(SamplerError, match=r"Weights of version 4: the sampler is not running any more\."):
             sampler.load_weights(params, 4)
 
-    serving(like(engine, FailingEngine, begin=begin), params, test)
+    serving(held(engine, fails=True), params, test)
 
 
 def test_closing_fails_what_is_pending(engine, params):
     async def test(sampler):
-        long = SampleRequest(prompt_ids=(7,), max_new_tokens=40, request_id="long")
-        pending = [asyncio.create_task(sampler.complete(long)) for _ in range(5)]
+        tasks = await begin(sampler, *numbered(7)[:5])
+        tasks += [asyncio.create_task(sampler.complete(request)) for request in numbered(7)[5:]]
         await asyncio.sleep(0)
-        await sampler.close()
-        for error in await asyncio.gather(*pending, return_exceptions=True):
+        closing = asyncio.create_task(sampler.close())
+        await asyncio.sleep(0.05)
+        sampler.engine.go.set()
+        async with asyncio.timeout(30):
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+        for number, error in enumerate(errors):
             assert isinstance(error, SamplerError)
-            assert str(error) == "Request 'long': the sampler was closed before it was answered."
+            assert str(error) == f"Request 'r-{number}': the sampler was closed before it was answered."
+        await closing
         with pytest.raises(SamplerError, match=r"Request 'short': the sampler is not running\. It was closed; make"):
             await sampler.complete(SHORT)
         await sampler.close()
         assert "sampler" not in [thread.name for thread in threading.enumerate()]
 
-    serving(engine, params, test)
+    serving(held(engine), params, test)
 
 
 def test_the_order_of_use_is_explained(engine, params):

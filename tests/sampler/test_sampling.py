@@ -45,6 +45,18 @@ def test_pick_crosses_blocks():
     assert choose(weight, uniform).tolist() == want
 
 
+def test_pick_survives_the_rounding_at_the_end_of_a_block():
+    # The second block ends in tokens without weight, and the goal lies within a few roundings of its end.
+    rng = np.random.default_rng(0)
+    for step in range(1, 4):
+        weight = rng.random((ROWS, 150)).astype(np.float32)
+        weight[:, 120:128] = 0.0
+        uniform = weight[:, :128].sum(1, dtype=np.float64) / weight.sum(1, dtype=np.float64) * (1 - step * 2.0**-25)
+        chosen = choose(weight, uniform)
+        assert (np.take_along_axis(weight, chosen[:, None], 1) > 0).all()
+        assert set(chosen.tolist()) <= {119, 128}
+
+
 @given(
     arrays(np.float32, (4, 130), elements=st.sampled_from([0.0, 1e-30, 1e-7, 0.3, 1.0]), fill=st.just(0.0)),
     st.sampled_from([0.0, 0.3, 0.9999999, float(LARGEST)]),
