@@ -91,9 +91,11 @@ def pick(weight: Float[Array, "slot vocab"], uniform: Float[Array, " slot"]) -> 
     block = (ends <= goal).sum(-1, dtype=jnp.int32)[:, None]
     before = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0.0)
     inside = jnp.cumsum(jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0], axis=-1)
-    # Rounding may leave the goal just beyond the block's own sum: its last positive weight is meant.
+    # Rounding may leave the goal just beyond the block's own sum, then its last positive weight is meant; or, where the
+    # compiler fuses the product into the difference, just before it, then its first.
     last = (inside < inside[:, -1:]).sum(-1, dtype=jnp.int32)
-    return block[:, 0] * BLOCK + jnp.minimum((inside <= goal - before).sum(-1, dtype=jnp.int32), last)
+    rest = jnp.maximum(goal - before, 0.0)
+    return block[:, 0] * BLOCK + jnp.minimum((inside <= rest).sum(-1, dtype=jnp.int32), last)
 
 
 def survivors(

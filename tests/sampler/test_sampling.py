@@ -46,15 +46,15 @@ def test_pick_crosses_blocks():
 
 
 def test_pick_survives_the_rounding_at_the_end_of_a_block():
-    # The second block ends in tokens without weight, and the goal lies within a few roundings of its end.
+    # Tokens without weight lie around the end of the second block, and the goal within a few roundings of it.
     rng = np.random.default_rng(0)
-    for step in range(1, 4):
+    for step in range(-8, 8):
         weight = rng.random((ROWS, 150)).astype(np.float32)
-        weight[:, 120:128] = 0.0
+        weight[:, 120:130] = 0.0
         uniform = weight[:, :128].sum(1, dtype=np.float64) / weight.sum(1, dtype=np.float64) * (1 - step * 2.0**-25)
         chosen = choose(weight, uniform)
         assert (np.take_along_axis(weight, chosen[:, None], 1) > 0).all()
-        assert set(chosen.tolist()) <= {119, 128}
+        assert set(chosen.tolist()) <= {119, 130}
 
 
 @given(
