@@ -135,6 +135,13 @@ def test_derived_tensors_of_old_files_are_ignored(folder):
     load_model(folder)
 
 
+def point_outside(folder):
+    """The index names a file that exists, but not in the folder."""
+    damage_index(folder, lambda weight_map: weight_map | {"model.norm.weight": "../outside.safetensors"})
+    tensors = {"model.norm.weight": np.ones(8, np.float32)}
+    safetensors.numpy.save_file(tensors, folder.parent / "outside.safetensors")
+
+
 def damage_index(folder, change):
     save_model(folder, TINY, random_params(TINY), shard_bytes=3000)
     index = folder / "model.safetensors.index.json"
@@ -157,8 +164,8 @@ def damage_index(folder, change):
         ),
         (lambda f: (f / "model.safetensors").write_bytes(b"xx"), r"model\.safetensors: not a whole safetensors file"),
         (
-            lambda f: damage_index(f, lambda m: m | {"model.norm.weight": "../model-00001.safetensors"}),
-            r"names the file '\.\./model-00001\.safetensors', which is not in the folder\.",
+            point_outside,
+            r"names the file '\.\./outside\.safetensors', which is not in the folder\.",
         ),
         (
             lambda f: damage_index(f, lambda m: m | {"model.norm.weight": m["model.embed_tokens.weight"]}),

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from harnessrl_jax.models import init_params, row_hidden, target_logps
 from harnessrl_jax.trajectories import trees
 
-SLOTS, TARGETS, LONGEST = 48, 64, 14
+SLOTS, TARGETS, LONGEST = 64, 64, 14  # four sequences of 14 tokens always fit
 
 
 def rotate_half(x):
@@ -54,7 +54,7 @@ def padded(values, length, fill=0):
 
 
 def laid_out(tree, paths, weights):
-    """A row, and every step of every path as a target of its own: the arguments of `loss_and_gradient`."""
+    """A row, and every step of every path as a target of its own: the arguments of `row_gradients`."""
     nodes = len(tree.token)
     end = np.concatenate([tree.subtree_end, np.arange(nodes, SLOTS) + 1]).astype(np.int32)
     source = padded(np.concatenate([path[:-1] for path in paths]), TARGETS)
@@ -64,20 +64,27 @@ def laid_out(tree, paths, weights):
     return padded(tree.token, SLOTS), padded(tree.depth, SLOTS), end, source, target, weight
 
 
+def loss_of(config, implementation, *, remat):
+    """Weighted log-probability of the targets of a row, and the log-probabilities."""
+
+    def loss(params, token, position, subtree_end, source, target, weight):
+        how = {"implementation": implementation, "block": 16, "remat": remat}
+        hidden, _ = row_hidden(config, params, token, position, subtree_end, **how)
+        logp, _ = target_logps(config, params, hidden, source, target, chunk=24)
+        return jnp.vdot(weight, logp), logp
+
+    return jax.value_and_grad(loss, has_aux=True)
+
+
 @pytest.fixture(scope="session")
-def loss_and_gradient(config):
-    """Weighted log-probability of the targets of a row with its gradient, and the log-probabilities, by name."""
+def row_gradients(config, params):
+    """((loss, log-probabilities), gradient) of a row, by implementation."""
 
-    def make(implementation, *, remat):
-        def loss(params, token, position, subtree_end, source, target, weight):
-            how = {"implementation": implementation, "block": 16, "remat": remat}
-            hidden, _ = row_hidden(config, params, token, position, subtree_end, **how)
-            logp, _ = target_logps(config, params, hidden, source, target, chunk=24)
-            return jnp.vdot(weight, logp), logp
+    def compiled(implementation, *, remat):
+        run = jax.jit(loss_of(config, implementation, remat=remat))
+        return lambda *row: jax.device_get(run(params, *row))
 
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))
-
-    return {"blockwise": make("blockwise", remat=False), "dense": make("dense", remat=True)}
+    return {"blockwise": compiled("blockwise", remat=False), "dense": compiled("dense", remat=True)}
 
 
 def assert_trees_close(got, want, tolerance):
@@ -99,18 +106,17 @@ def random_sequences(seed):
 
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(seed=st.integers(0, 10_000))
-def test_a_packed_tree_gives_what_its_paths_give_alone(params, loss_and_gradient, seed):
+def test_a_packed_tree_gives_what_its_paths_give_alone(row_gradients, seed):
     sequences, rng = random_sequences(seed)
     weights = [rng.normal(size=len(s) - 1).astype(np.float32) for s in sequences]
     tree, leaf = trees.build(sequences)
     paths = [trees.path(tree, int(node)) for node in leaf]
-    assert len(tree.token) <= SLOTS
     packed = laid_out(tree, paths, np.concatenate(weights))
     alone = [laid_out(*_single(s), w) for s, w in zip(sequences, weights, strict=True)]
     counts = np.cumsum([0] + [len(w) for w in weights])
-    for compiled in loss_and_gradient.values():
-        (_, logp), gradient = compiled(params, *packed)
-        results = [compiled(params, *arguments) for arguments in alone]
+    for compiled in row_gradients.values():
+        (_, logp), gradient = compiled(*packed)
+        results = [compiled(*arguments) for arguments in alone]
         for i, ((_, own), _) in enumerate(results):
             np.testing.assert_allclose(logp[counts[i] : counts[i + 1]], own[: len(weights[i])], atol=2e-5)
         total = jax.tree.map(lambda *g: sum(g), *(g for _, g in results))
@@ -134,12 +140,12 @@ def test_values_by_hand(config, params):
         np.testing.assert_allclose(got, unit, atol=1e-5)
 
 
-def test_a_row_of_padding_is_finite(params, loss_and_gradient):
+def test_a_row_of_padding_is_finite(row_gradients):
     nothing = np.zeros(SLOTS, np.int32)
     row = (nothing, nothing, np.arange(SLOTS, dtype=np.int32) + 1)
     targets = (np.zeros(TARGETS, np.int32), np.zeros(TARGETS, np.int32), np.ones(TARGETS, np.float32))
-    for compiled in loss_and_gradient.values():
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(compiled(params, *row, *targets)))
+    for compiled in row_gradients.values():
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(compiled(*row, *targets)))
 
 
 def test_padding_does_not_touch_the_trees(config, params):
@@ -153,7 +159,7 @@ def test_padding_does_not_touch_the_trees(config, params):
     assert (np.asarray(clean[nodes:]) != np.asarray(other[nodes:])).any()
 
 
-def test_rows_and_parameters_sharded_over_a_mesh_give_the_same(config, params, loss_and_gradient):
+def test_rows_and_parameters_sharded_over_a_mesh_give_the_same(config, params, row_gradients):
     sequences, _ = random_sequences(5)
     tree, leaf = trees.build(sequences)
     paths = [trees.path(tree, int(node)) for node in leaf]
@@ -163,10 +169,10 @@ def test_rows_and_parameters_sharded_over_a_mesh_give_the_same(config, params, l
     kernel = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
     place = jax.tree.map(lambda p: kernel if p.ndim == 2 else NamedSharding(mesh, PartitionSpec()), params)
     over_rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    batched = jax.vmap(loss_and_gradient["blockwise"], in_axes=(None,) + (0,) * 6)
+    batched = jax.vmap(loss_of(config, "blockwise", remat=False), in_axes=(None,) + (0,) * 6)
     step = jax.jit(batched, in_shardings=(place, *[over_rows] * 6))
     (value, _), gradient = step(jax.device_put(params, place), *jax.device_put(rows, over_rows))
-    (want, _), want_gradient = loss_and_gradient["blockwise"](params, *row)
+    (want, _), want_gradient = row_gradients["blockwise"](*row)
     np.testing.assert_allclose(value, np.full(4, want), rtol=1e-5)
     assert_trees_close(jax.tree.map(lambda g: g[2], gradient), want_gradient, 2e-5)
 

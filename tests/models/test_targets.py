@@ -25,10 +25,10 @@ def test_values_by_hand(config, problem, tied):
     hidden, source, target = problem
     head = params["embed"]["embedding"].T if tied else params["lm_head"]["kernel"]
     scores = np.asarray(hidden, np.float64)[source] @ np.asarray(head, np.float64)
-    np.testing.assert_allclose(logits(config, params, hidden[source]), scores, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda h: logits(config, params, h))(hidden)[source], scores, atol=1e-5)
     probability = np.exp(scores / 0.7)
     probability /= probability.sum(-1, keepdims=True)
-    logp, entropy = target_logps(config, params, hidden, source, target, temperature=0.7)
+    logp, entropy = jax.jit(lambda *x: target_logps(config, params, *x, temperature=0.7))(hidden, source, target)
     np.testing.assert_allclose(logp, np.log(probability[np.arange(TARGETS), target]), atol=1e-5)
     np.testing.assert_allclose(entropy, -(probability * np.log(probability)).sum(-1), atol=1e-5)
 
@@ -64,6 +64,6 @@ def test_nothing_of_the_size_of_all_targets_times_vocabulary_is_made(config, par
 def test_large_scores_stay_finite(config, params, problem):
     hidden, source, target = problem
     loss = lambda h: sum(x.sum() for x in target_logps(config, params, 1e4 * h, source, target))
-    value, gradient = jax.value_and_grad(loss)(hidden)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(hidden)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
