@@ -22,7 +22,7 @@ from harnessrl_jax.models import DecoderConfig, init_params
 from harnessrl_jax.sampler import Engine, LocalSampler, SampleRequest
 
 CONFIG = DecoderConfig(
-    vocab_size=2048, hidden_size=128, layers=4, heads=4, kv_heads=2, head_dim=32, mlp_size=384, tie_embeddings=True
+    vocab_size=2048, hidden_size=128, layers=4, heads=4, kv_heads=4, head_dim=32, mlp_size=384, tie_embeddings=True
 )
 CONTEXT, GROUP, SHARED, QUESTION, RESULT, ANSWER = 512, 8, 120, 40, 40, 30  # tokens
 

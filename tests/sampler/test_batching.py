@@ -61,9 +61,11 @@ def bits(sample):
 
 def test_a_sample_depends_on_weights_and_request_alone(engine, params):
     requests = list(requests_of(0, 60))
-    no_cache = batcher(dataclasses.replace(engine, pages=0), params, lanes=1)
-    alone = [bits(*ask(no_cache, request)) for request in requests]
-    assert no_cache.counts.chunks_reused == 0
+    server, alone = batcher(engine, params, lanes=1), []
+    for request in requests:
+        server.load(params, 0)  # forgets the chunks of the requests before
+        alone.append(bits(*ask(server, request)))
+    assert server.counts.chunks_reused == 0
     assert len(set(alone)) > 50  # the requests really differ
     rng = np.random.default_rng(1)
     for lanes in (1, 3):
@@ -88,6 +90,14 @@ def test_equal_prompts_are_read_once(engine, params):
     assert server.counts.chunks_reused == 6
     assert bits(first) == bits(third)
     assert bits(first) != bits(second)
+
+
+def test_without_pages_nothing_is_reused_and_nothing_changes(engine, params):
+    requests = list(requests_of(4, 6))
+    server = batcher(dataclasses.replace(engine, pages=0), params)
+    with_pages = [bits(sample) for sample in ask(batcher(engine, params), *requests)]
+    assert [bits(sample) for sample in ask(server, *requests)] == with_pages
+    assert server.counts.chunks_reused == 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
