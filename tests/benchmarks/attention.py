@@ -100,11 +100,9 @@ def measure(slots: int, repeats: int) -> None:
         )
         memory = compiled[name].memory_analysis().temp_size_in_bytes / 1e6
         read = f"  tiles read {np.mean(tiles) / slots**2:.0%}" if tiles else ""
-        memory = compiled[name].memory_analysis().temp_size_in_bytes / 1e6
         print(
             f"  {name:14s} {median:7.3f} s (least {min(times[name]):.3f})  {rows * slots / median:6.0f} slots/cpu-s  "
-            f"ratio {base / median:5.2f}  temporary {memory:6.0f} MB  compile {compile_s[name]:4.1f} s"
-            + (f"  tiles read {np.mean(tiles) / slots**2:.0%}" if tiles else "")
+            f"ratio {base / median:5.2f}  temporary {memory:6.0f} MB  compile {compile_s[name]:4.1f} s{read}"
         )
 
 

@@ -58,7 +58,12 @@ def test_warm_up_ends_when_enough_rollouts_were_probed():
     assert [int(state.rollouts) for state in states] == [2, 4, 6]
 
 
-def test_warm_up_ends_after_its_steps_but_not_without_a_statistic():
+def test_warm_up_ends_after_its_steps():
+    states = run([(probe(1), 1, True)] * 4, warmup_steps=3)
+    assert [bool(state.active) for state in states] == [False, False, True, True]
+
+
+def test_warm_up_does_not_end_without_a_statistic():
     states = run([(NOTHING, 0, True), (NOTHING, 0, True), (NOTHING, 0, True), (probe(2), 1, True)], warmup_steps=2)
     assert [bool(state.active) for state in states] == [False, False, False, True]
 
