@@ -51,6 +51,8 @@ def test_a_public_address_must_be_wanted(host):
 def test_a_public_address_can_be_wanted():
     with Server("0.0.0.0", public=True) as server:
         server.start(app([]))
+        port = server.url.rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "hello"
 
 
 def test_a_taken_port_is_named():

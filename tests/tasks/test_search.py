@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessrl_jax.errors import TaskError
-from harnessrl_jax.tasks.facts import Fact, Passage, load_facts
+from harnessrl_jax.tasks.facts import Fact, Passage, load_facts, slug
 from harnessrl_jax.tasks.process import oracle_steps
 from harnessrl_jax.tasks.questions import factbook_tasks, split_facts
 from harnessrl_jax.tasks.search import SearchIndex, build_index, match_expression, search
@@ -55,7 +55,8 @@ def test_common_words_count_only_if_there_are_no_others():
 
 @given(st.text())
 def test_no_query_is_an_error(query):
-    SearchIndex(FACTS)(query)
+    found = SearchIndex(FACTS)(query)
+    assert {passage.id for passage in found} <= {f"{slug(fact.country)}/{fact.field}" for fact in FACTS}
 
 
 @pytest.mark.parametrize("query", ['"', "capital AND", "NEAR(", "text:Lima", "Lim*", "-Lima", "id : peru", "a\x00b"])
