@@ -1,5 +1,6 @@
 """A sample and the request it answers -> the record of the call, and the turn as the harness sees it. Pure."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,8 +61,7 @@ class Reader:
                 f"Call {place.name.call_id}: the sampler returned {len(output)} tokens and {len(sample.versions)} "
                 "versions; one version for each token is wanted, and at least an end of turn."
             )
-        said = output[:-1] if output[-1] in self._codec.stop_ids else output
-        roles = assign_roles(said, self._codec.decode, finish=sample.finish, control_ids=self._tags)
+        roles = self.roles(output, sample.finish)
         tools = tuple(
             ToolCall(id=place.name.tool_call(at), name=block.name, arguments=block.arguments)
             for at, block in enumerate(roles.parsed.calls)
@@ -69,6 +69,12 @@ class Reader:
         finish = "length" if sample.finish == "length" else "tool_calls" if tools else "stop"
         call = _record(rollout, envelope, place, sample, roles, tools, finish)
         return call, Choice(content=roles.parsed.content or (None if tools else ""), tool_calls=tools, finish=finish)
+
+    def roles(self, output_ids: Sequence[int], finish: Finish) -> OutputRoles:
+        """What the parser says of sampled ids; the end of turn is not part of the text."""
+        ended = bool(output_ids) and output_ids[-1] in self._codec.stop_ids
+        said = output_ids[:-1] if ended else output_ids
+        return assign_roles(said, self._codec.decode, finish=finish, control_ids=self._tags)
 
 
 def _record(

@@ -23,13 +23,17 @@ With no arguments: trains the bundled model on the bundled task, in minutes, on 
                                                                     score a model on held-out questions
   python -m harnessrl_jax.launch serve                              an OpenAI-compatible endpoint for your own harness
   python -m harnessrl_jax.launch inspect runs/quickstart-0          what a rollout did and what of it is trained
+  python -m harnessrl_jax.launch doctor runs/quickstart-0           whether the calls that were kept can be trusted
 """
 COMMANDS = {
     "train": "train a model (the default)",
     "eval": "score a model on the held-out questions",
     "serve": "run gateway and sampler alone, for a harness of your own",
     "inspect": "show a rollout's trees, roles, advantages and reasons",
+    "doctor": "check a call store against the rules; exit status 1 if something is wrong",
 }
+CONFIGURED = ("train", "eval", "serve")
+"""Commands that read a configuration, whose keys are then options too."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name in ("train", "eval", "serve"):
+    for name in CONFIGURED:
         command = commands.add_parser(
             name, help=COMMANDS[name], epilog="Any key of the configuration can be overridden: --section.key VALUE."
         )
@@ -57,6 +61,10 @@ def parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help=COMMANDS["inspect"])
     inspect.add_argument("run", type=Path, help="folder of a run")
     inspect.add_argument("--rollout", help="which rollout (default: lists them)")
+    doctor = commands.add_parser("doctor", help=COMMANDS["doctor"])
+    doctor.add_argument("store", type=Path, help="folder of a run, or a call store")
+    doctor.add_argument("--model", type=Path, help="folder of the tokenizer (default: the run's)")
+    doctor.add_argument("--all", action="store_true", help="print every finding, not the first few of each kind")
     return top
 
 
@@ -93,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or (given[0] not in COMMANDS and given[0] not in ("-h", "--help", "--version")):
         given.insert(0, "train")
-    given, overrides = split_overrides(given)
+    given, overrides = split_overrides(given) if given[0] in CONFIGURED else (given, [])
     options = parser().parse_args(given)
     try:
         return _run(options, overrides)
@@ -106,12 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    if options.command == "inspect":
-        if overrides:
-            raise ConfigError(f"inspect takes no overrides, got {' '.join(overrides)}.")
-        from harnessrl_jax.launch.inspect import inspect
-
-        return inspect(options.run, options.rollout)
+    if options.command not in CONFIGURED:
+        return _look(options)
     config = configuration.load(find_config(options.config), overrides)
     suffix = "" if options.command == "train" else f"-{options.command}"
     run_dir = options.run_dir or Path("runs") / f"{config.name}-{config.seed}{suffix}"
@@ -132,6 +136,17 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from harnessrl_jax.launch.train import train
 
     return train(config, run_dir)
+
+
+def _look(options: argparse.Namespace) -> int:
+    """The commands that read what a run has kept."""
+    if options.command == "doctor":
+        from harnessrl_jax.launch.doctor import doctor
+
+        return doctor(options.store, options.model, every=options.all)
+    from harnessrl_jax.launch.inspect import inspect
+
+    return inspect(options.run, options.rollout)
 
 
 def _devices(config: configuration.Config) -> None:
