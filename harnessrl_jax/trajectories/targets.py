@@ -55,7 +55,8 @@ def build_targets(
     Args:
       tree: prefix tree of prompt + output of the calls.
       leaf: last node of each call.
-      calls: the calls; all trained calls of a rollout must be in the same tree for "rollout" weights.
+      calls: the calls; all trained calls of a rollout must be in the same tree for "rollout" weights, and all of a
+        group for "prompt" weights.
       call_number: number of each call in the step.
       rollout_number: number of its rollout in the step.
       loss_mean: how targets are weighted, see `loss_weights`.
@@ -68,6 +69,9 @@ def build_targets(
     prompt = np.array([len(c.call.prompt_ids) for c in calls], np.int64)
     source = ancestor(tree, np.asarray(leaf)[of_call], prompt[of_call] - 1 + offsets(size))
     rollout = np.asarray(rollout_number, np.int32)[of_call]
+    group = {(c.call.run_id, c.call.group_id): None for c in calls}
+    number = {name: place for place, name in enumerate(group)}
+    prompt_number = np.array([number[c.call.run_id, c.call.group_id] for c in calls], np.int64)[of_call]
     has_logp = np.array([c.call.logps is not None for c in calls], np.bool_)
     absent = [np.zeros(n, np.float32) for n in size.tolist()]
     logps = [zeros if c.call.logps is None else c.call.logps for c, zeros in zip(calls, absent, strict=True)]
@@ -78,7 +82,7 @@ def build_targets(
         has_logp=has_logp[of_call],
         advantage=np.array([c.advantage for c in calls], np.float32)[of_call],
         role=_joined([call_roles(c.call) for c in calls], np.int8),
-        weight=loss_weights(rollout, loss_mean),
+        weight=loss_weights(rollout, loss_mean, call=of_call, prompt=prompt_number),
         success=np.array([c.success for c in calls], np.bool_)[of_call],
         call=np.asarray(call_number, np.int32)[of_call],
         rollout=rollout,
