@@ -6,6 +6,7 @@ HarnessRLError
 ├── LineageError       calls of a rollout contradict each other
 ├── PackingError       a batch cannot be laid out as asked
 ├── ModelError         a model configuration or an array it was given has the wrong form
+├── LossError          a loss is asked for with a setting it is not defined for
 ├── PartitionError     CAPO: a unit map or a partition does not fit the parameters
 ├── ShardingError      a parameter or mesh no rule covers
 ├── WeightsError       a weights file does not fit the model
@@ -44,6 +45,10 @@ class PackingError(HarnessRLError):
 
 class ModelError(HarnessRLError):
     """A model configuration, or an array given to a model, has the wrong form."""
+
+
+class LossError(HarnessRLError):
+    """A loss is asked for with a setting it is not defined for."""
 
 
 class PartitionError(HarnessRLError):

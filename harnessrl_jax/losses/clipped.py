@@ -1,4 +1,4 @@
-"""Log-probabilities, advantages and weights of one row -> the clipped policy-gradient loss and ratio statistics."""
+"""Log-probabilities, advantages and weights of one row -> the clipped policy-gradient losses and ratio statistics."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from harnessrl_jax.errors import LossError
 from harnessrl_jax.losses.sums import Sum, masked_log_ratio, weighted_sum
 
 
@@ -44,8 +45,59 @@ def clipped_surrogate(
     counted = weight > 0
     ratio = jnp.exp(masked_log_ratio(logp, lax.stop_gradient(logp_behaviour), counted))
     credit = jnp.where(counted, lax.stop_gradient(advantage), 0)
+    return weighted_sum(-clipped_gain(ratio, credit, clip_low=clip_low, clip_high=clip_high), weight)
+
+
+def dual_clipped_surrogate(
+    logp: Float[Array, " target"],
+    logp_behaviour: Float[Array, " target"],
+    advantage: Float[Array, " target"],
+    weight: Float[Array, " target"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float,
+) -> Sum:
+    """`clipped_surrogate` whose gain is bounded from below where the advantage is negative.
+
+        L = -Σ_t w_t (max(C_t, c A_t) if A_t < 0 else C_t),   C_t = min(ρ_t A_t, clip(ρ_t, 1-ε_lo, 1+ε_hi) A_t)
+
+    The plain clip leaves ρ A unbounded for A < 0: a token that became far more likely can dominate a batch. Above
+    ρ = c its loss is the constant -c A and its gradient 0.
+
+    Args:
+      logp: as in `clipped_surrogate`, like the arguments that follow.
+      logp_behaviour: of the sampler.
+      advantage: credit.
+      weight: share in the loss.
+      clip_low: ε_lo, in [0, 1).
+      clip_high: ε_hi, at least 0.
+      dual_clip: c, above 1 + ε_hi to act only where the plain clip does not; 3 in the paper.
+
+    Returns:
+      The summed loss and the weight it covers.
+
+    Raises:
+      LossError: `dual_clip` is not above 1, where it would turn the loss of on-policy targets off.
+
+    References:
+      Ye et al. 2020, https://arxiv.org/abs/1912.09729
+    """
+    if dual_clip <= 1:
+        raise LossError(f"dual_clipped_surrogate: dual_clip must be above 1, got {dual_clip}; the usual value is 3.")
+    counted = weight > 0
+    ratio = jnp.exp(masked_log_ratio(logp, lax.stop_gradient(logp_behaviour), counted))
+    credit = jnp.where(counted, lax.stop_gradient(advantage), 0)
+    gain = clipped_gain(ratio, credit, clip_low=clip_low, clip_high=clip_high)
+    return weighted_sum(-jnp.where(credit < 0, jnp.maximum(gain, dual_clip * credit), gain), weight)
+
+
+def clipped_gain(
+    ratio: Float[Array, " target"], credit: Float[Array, " target"], *, clip_low: float, clip_high: float
+) -> Float[Array, " target"]:
+    """min(ρ A, clip(ρ, 1-ε_lo, 1+ε_hi) A) of each target; both must be finite, padding included."""
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    return weighted_sum(-jnp.minimum(ratio * credit, clipped * credit), weight)
+    return jnp.minimum(ratio * credit, clipped * credit)
 
 
 class RatioTerms(NamedTuple):

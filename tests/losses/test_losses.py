@@ -1,20 +1,13 @@
-"""The losses: worked by hand, against finite differences, at known limits, and blind where the weight is 0."""
+"""The clipped loss, cross-entropy and sums, worked by hand and at known limits."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax.test_util import check_grads
 
 from harnessrl_jax.losses import Sum, clipped_surrogate, cross_entropy, kl_k3, masked_log_ratio, ratio_terms
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 WEIGHT = np.array([1.0, 0.5, 0.0, 2.0, 1.0, 0.0], np.float32)
-LOSSES = {
-    "clipped": lambda logp, other, advantage, weight: clipped_surrogate(logp, other, advantage, weight, **CLIP),
-    "cross_entropy": lambda logp, other, advantage, weight: cross_entropy(logp, weight),
-    "kl": lambda logp, other, advantage, weight: kl_k3(logp, other, weight),
-}
 
 
 def row(seed):
@@ -63,46 +56,10 @@ def test_cross_entropy_and_kl_worked_by_hand():
     np.testing.assert_allclose(kl_k3(logp, reference, weight), (0.5 - 1 + np.log(2), 4), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("seed", range(3))
-def test_gradient_matches_finite_differences(name, seed):
-    with jax.enable_x64(True):
-        logp, behaviour, advantage, weight = (jnp.asarray(x, jnp.float64) for x in (*row(seed), WEIGHT))
-        loss = lambda x: LOSSES[name](jnp.asarray(x), behaviour, advantage, weight).total
-        check_grads(loss, (logp,), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
-
-
 def test_on_policy_gradient_is_reinforce():
     logp, _, advantage = row(0)
     loss = lambda x: clipped_surrogate(x, logp, advantage, WEIGHT, **CLIP).total
     np.testing.assert_allclose(jax.grad(loss)(logp), -WEIGHT * advantage, rtol=1e-6)
-
-
-@pytest.mark.parametrize("argument", [1, 2])
-def test_only_the_policy_carries_a_gradient(argument):
-    arguments = [*row(0), WEIGHT]
-    gradient = jax.grad(lambda x: LOSSES["clipped"](*arguments[:argument], x, *arguments[argument + 1 :]).total)
-    np.testing.assert_array_equal(gradient(arguments[argument]), 0)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_values_of_weight_0_are_never_read(name):
-    def value_and_grad(spoil):
-        logp, behaviour, advantage = (jnp.where(WEIGHT > 0, x, spoil) for x in row(1))
-        return jax.value_and_grad(lambda x: LOSSES[name](x, behaviour, advantage, WEIGHT).total)(logp)
-
-    clean = value_and_grad(0.0)
-    assert np.abs(clean[1]).sum() > 0
-    for spoil in (np.nan, np.inf, -np.inf):
-        for want, got in zip(clean, value_and_grad(spoil), strict=True):
-            np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_sums_add_over_any_split(name):
-    arguments = [*row(2), WEIGHT]
-    whole, parts = LOSSES[name](*arguments), [LOSSES[name](*(x[s] for x in arguments)) for s in (slice(2), slice(2, 6))]
-    np.testing.assert_allclose(np.add(*parts), whole, rtol=1e-6)
 
 
 def test_log_ratio_is_cut_before_exp():
