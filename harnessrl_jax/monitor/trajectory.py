@@ -101,7 +101,7 @@ def _call_view(source: _Source, item: LinkedCall) -> CallView:
         seq=call.seq,
         link=item.link,
         state=item.state,
-        evidence=item.evidence,
+        evidence=item.words,
         finish=call.finish,
         parse_status=call.parse_status,
         version=call.version_end,

@@ -1,22 +1,23 @@
 """The calls of one rollout, in any order -> who continues whom, and which calls are live, with the evidence.
 
 Token truth decides: a call continues the call whose prompt + output is the longest prefix of its own prompt. What the
-harness says about itself is a hint that is kept next to it.
+harness says about itself is a hint that is kept next to it. The plain values that a place is made of (`Agent`, `Fork`,
+`Evidence` and the words for links, states and categories) are in `evidence`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
 
 from harnessrl_jax.errors import LineageError
+from harnessrl_jax.trajectories.evidence import Agent, Evidence, Fork, Link, State
+from harnessrl_jax.trajectories.prefixes import Prefixes, history, link_prefixes, shared_tokens
 from harnessrl_jax.trajectories.records import Call
-from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, build, path
+from harnessrl_jax.trajectories.retries import failure, siblings, superseded
 
-Link = Literal["opens", "extends", "rewrites"]
-State = Literal["live", "superseded", "rejected", "auxiliary", "undelivered"]
+SHOWN_IDS = 16
 
 
 class LinkedCall(NamedTuple):
@@ -24,21 +25,33 @@ class LinkedCall(NamedTuple):
 
     Attributes:
       call: the record.
+      agent: who made it, and what told this agent apart from others.
       parent_call_id: the call whose prompt + output this prompt extends, in the same agent; None at a root.
-      opened_by: the call of another agent or session that the record names as the opener; None if there is none.
-      link: "extends" its parent; "opens" a conversation; "rewrites" = the session had calls, but this prompt extends
-        none of them: the history was changed, and the tree branches where the ids differ.
+      opened_by: the call of another agent or session that opened this conversation; None if none is known.
+      sibling_of: the first call that had the same prompt, where this one asks again on purpose; None elsewhere.
+      link: "extends" its parent; "opens" a conversation; "rewrites" = the history it takes up was changed, and the tree
+        branches where the ids differ; "continues" = a summary stands for the history; "handoff" = another agent goes on
+        with the same messages.
+      fork: where and how a "rewrites", "continues" or "handoff" leaves its history; None for the other links.
       state: only a "live" call is trained. "superseded": a proven retry took its place. "rejected": its branch was
         discarded by the harness. "auxiliary": not part of the task. "undelivered": the harness never got it whole.
-      evidence: why this link and state, in words.
+      evidence: what all of this rests on.
     """
 
     call: Call
+    agent: Agent
     parent_call_id: str | None
     opened_by: str | None
+    sibling_of: str | None
     link: Link
+    fork: Fork | None
     state: State
-    evidence: str
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def words(self) -> str:
+        """The evidence as one sentence part."""
+        return "; ".join(evidence.words for evidence in self.evidence)
 
 
 class Lineage(NamedTuple):
@@ -73,29 +86,17 @@ def build_lineage(calls: Sequence[Call]) -> Lineage:
     """
     ordered = sorted(calls, key=_request_order)
     _check(ordered)
-    links = _prefix_links(ordered)
-    parents = {call_id: link.parent for call_id, link in links.items()}
-    continued = {parent for parent in parents.values() if parent is not None}
-    lost = _superseded(ordered, continued)
-    known = {call.call_id for call in ordered}
-    linked: list[LinkedCall] = []
-    for call in ordered:
-        link, link_evidence = _link(call, links[call.call_id])
-        state, state_evidence = _state(call, lost, call.call_id in continued)
-        hint = call.parent_call_id if call.parent_call_id in known else None
-        evidence = "; ".join(filter(None, [link_evidence, state_evidence, _hint_evidence(call, known)]))
-        linked.append(
-            LinkedCall(
-                call=call,
-                parent_call_id=parents[call.call_id],
-                opened_by=hint if hint != parents[call.call_id] else None,
-                link=link,
-                state=state,
-                evidence=evidence,
-            )
-        )
+    linked: dict[str, LinkedCall] = {}
+    for name in dict.fromkeys(call.agent for call in ordered):
+        linked |= _link_agent([call for call in ordered if call.agent == name])
+    known = linked.keys()
     first = ordered[0]
-    return Lineage(run_id=first.run_id, rollout_id=first.rollout_id, attempt=first.attempt, calls=tuple(linked))
+    return Lineage(
+        run_id=first.run_id,
+        rollout_id=first.rollout_id,
+        attempt=first.attempt,
+        calls=tuple(_with_opener(linked[call.call_id], known) for call in ordered),
+    )
 
 
 def _request_order(call: Call) -> tuple[int, int, str, bytes, bytes, str]:
@@ -130,125 +131,74 @@ def _check(calls: Sequence[Call]) -> None:
             )
 
 
-class _PrefixLink(NamedTuple):
-    """The call that a prompt extends; without one, the earlier call of its session it shares most with, if any."""
-
-    parent: str | None
-    nearest: str | None = None
-    shared: int = 0
-    asked_before: bool = False
-
-
-def _prefix_links(calls: Sequence[Call]) -> dict[str, _PrefixLink]:
-    out: dict[str, _PrefixLink] = {}
-    for agent in {call.agent for call in calls}:
-        own = [call for call in calls if call.agent == agent]
-        full = [np.concatenate([call.prompt_ids, call.output_ids]) for call in own]
-        tree, leaf = build([*full, *(call.prompt_ids for call in own)])
-        end, prompt = leaf[: len(own)], leaf[len(own) :]
-        parents = _deepest_ends(own, tree, end, prompt)
-        for place, call in enumerate(own):
-            parent = parents[place]
-            before = [i for i in range(place) if own[i].session_id == call.session_id]
-            if parent is not None or not before:
-                out[call.call_id] = _PrefixLink(None if parent is None else own[parent].call_id)
-                continue
-            shared = _shared_depth(tree, end[before], int(prompt[place]))
-            nearest = int(np.flatnonzero(shared == shared.max())[-1])
-            asked_before = bool(np.any(prompt[before] == prompt[place]))
-            out[call.call_id] = _PrefixLink(None, own[before[nearest]].call_id, int(shared[nearest]), asked_before)
+def _link_agent(calls: Sequence[Call]) -> dict[str, LinkedCall]:
+    """The calls of one agent, in request order, each in its place."""
+    prefixes = link_prefixes(calls)
+    used = {calls[parent].call_id for parent in prefixes.parent if parent is not None}
+    lost = superseded(calls, used)
+    failed = {call.call_id: failure(call, call.call_id in used) for call in calls}
+    again = siblings([call for call in calls if call.call_id not in lost and failed[call.call_id] is None])
+    out: dict[str, LinkedCall] = {}
+    for place, call in enumerate(calls):
+        link, fork, reason = _link(calls, prefixes, place)
+        state, why = _state(call, lost.get(call.call_id), failed[call.call_id], call.call_id in used)
+        sibling = again.get(call.call_id)
+        parent = prefixes.parent[place]
+        out[call.call_id] = LinkedCall(
+            call=call,
+            agent=Agent(call.agent, "", "name"),
+            parent_call_id=None if parent is None else calls[parent].call_id,
+            opened_by=None,
+            sibling_of=None if sibling is None else sibling.call_id,
+            link=link,
+            fork=fork,
+            state=state,
+            evidence=tuple(item for item in (reason, sibling, why) if item is not None),
+        )
     return out
 
 
-def _deepest_ends(
-    calls: Sequence[Call], tree: PrefixTree, end: Int32[np.ndarray, " call"], prompt: Int32[np.ndarray, " call"]
-) -> list[int | None]:
-    """For each call the number of the other call whose last token lies deepest on the path of its prompt.
-
-    An empty output continues nothing, so it is no parent: that also keeps the links free of cycles. Where several
-    calls end on the same node (siblings that sampled the same), the same session wins, then the latest call before.
-    """
-    sampled = np.array([len(call.output_ids) > 0 for call in calls])
-    on_path = (end[:, None] <= prompt[None, :]) & (prompt[None, :] < tree.subtree_end[end][:, None]) & sampled[:, None]
-    depth = np.where(on_path, tree.depth[end][:, None], ROOT)
-    deepest = depth.max(axis=0)
-    out: list[int | None] = []
-    for child, call in enumerate(calls):
-        if deepest[child] == ROOT:
-            out.append(None)
-            continue
-        ends = np.flatnonzero(depth[:, child] == deepest[child]).tolist()
-        best = max(ends, key=lambda i: (calls[i].session_id == call.session_id, i if i < child else -i))
-        out.append(best)
-    return out
-
-
-def _shared_depth(tree: PrefixTree, end: Int32[np.ndarray, " call"], prompt: int) -> Int64[np.ndarray, " call"]:
-    """How many tokens the path to each of some nodes shares with the path to `prompt`.
-
-    The nodes on the path are nested ranges of nodes, so those that hold a node are the first few.
-    """
-    on_path = path(tree, prompt)
-    begun = np.searchsorted(on_path, end, side="right")
-    open_still = np.searchsorted(-tree.subtree_end[on_path], -end, side="left")
-    return np.minimum(begun, open_still).astype(np.int64)
+def _link(calls: Sequence[Call], prefixes: Prefixes, place: int) -> tuple[Link, Fork | None, Evidence | None]:
+    call, parent = calls[place], prefixes.parent[place]
+    if parent is not None:
+        extended = calls[parent].call_id
+        return "extends", None, Evidence("link", "token_prefix", extended, f"prompt extends {extended}")
+    before = [i for i in range(place) if calls[i].session_id == call.session_id]
+    if not before or any(np.array_equal(calls[i].prompt_ids, call.prompt_ids) for i in before):
+        return "opens", None, None
+    shared = shared_tokens(prefixes, calls, place)
+    nearest = max(before, key=lambda i: (shared[i], i))
+    position, other = int(shared[nearest]), calls[nearest]
+    words = f"history differs from {other.call_id} at token {position} of {len(call.prompt_ids)}"
+    fork = Fork(
+        from_call_id=other.call_id,
+        category="unknown",
+        position=position,
+        before=tuple(history(other)[position : position + SHOWN_IDS].tolist()),
+        after=tuple(call.prompt_ids[position : position + SHOWN_IDS].tolist()),
+        before_text=None,
+        after_text=None,
+    )
+    return "rewrites", fork, Evidence("link", "same_session", other.call_id, words)
 
 
-def _superseded(calls: Sequence[Call], continued: set[str]) -> dict[str, str]:
-    """call_id -> evidence, for each call that a proven retry replaced."""
-    lost: dict[str, str] = {}
-    for position, call in enumerate(calls):
-        same = [
-            other
-            for other in calls[:position]
-            if (other.agent, other.session_id, other.choice) == (call.agent, call.session_id, call.choice)
-            and other.call_id not in lost
-            and (other.request_digest == call.request_digest or np.array_equal(other.prompt_ids, call.prompt_ids))
-        ]
-        if not same:
-            continue
-        failed = [other for other in same if other.request_digest == call.request_digest and _failed(other)]
-        earlier = (failed or same)[-1]
-        if call.retry:
-            proof = "the client declared a retry"
-        elif failed:
-            proof = f"the same request bytes came again after a call that {_failure(earlier)}"
-        else:
-            continue
-        if earlier.call_id in continued and call.call_id not in continued:
-            lost[call.call_id] = f"retry of {earlier.call_id}, whose answer was used ({proof})"
-        else:
-            lost[earlier.call_id] = f"replaced by {call.call_id} ({proof})"
-    return lost
+def _state(call: Call, lost: Evidence | None, failed: Evidence | None, used: bool) -> tuple[State, Evidence | None]:
+    if lost is not None:
+        return "superseded", lost
+    if failed is not None:
+        return "undelivered", failed
+    if not call.delivered:
+        words = "marked undelivered, but a later prompt contains its answer"
+        return "live", Evidence("state", "answer_used", None, words)
+    return "live", None
 
 
-def _failed(call: Call) -> bool:
-    return not call.delivered or call.finish in ("aborted", "error")
-
-
-def _failure(call: Call) -> str:
-    return f"ended with finish={call.finish}" if call.finish in ("aborted", "error") else "was never delivered"
-
-
-def _state(call: Call, lost: dict[str, str], used: bool) -> tuple[State, str]:
-    if call.call_id in lost:
-        return "superseded", lost[call.call_id]
-    if not _failed(call):
-        return "live", ""
-    if used and call.finish not in ("aborted", "error"):
-        return "live", "marked undelivered, but a later prompt contains its answer"
-    return "undelivered", _failure(call)
-
-
-def _link(call: Call, link: _PrefixLink) -> tuple[Link, str]:
-    if link.parent is not None:
-        return "extends", f"prompt extends {link.parent}"
-    if link.nearest is None or link.asked_before:
-        return "opens", ""
-    return "rewrites", f"history differs from {link.nearest} at token {link.shared} of {len(call.prompt_ids)}"
-
-
-def _hint_evidence(call: Call, known: set[str]) -> str:
-    if call.parent_call_id is None or call.parent_call_id in known:
-        return ""
-    return f"names the unknown call {call.parent_call_id} as its opener"
+def _with_opener(linked: LinkedCall, known: Collection[str]) -> LinkedCall:
+    named = linked.call.parent_call_id
+    if named is None or named == linked.parent_call_id:
+        return linked
+    if named in known:
+        evidence = Evidence("opener", "named_opener", named, f"names {named} as its opener")
+        return linked._replace(opened_by=named, evidence=(*linked.evidence, evidence))
+    evidence = Evidence("opener", "unknown_opener", named, f"names the unknown call {named} as its opener")
+    return linked._replace(evidence=(*linked.evidence, evidence))

@@ -55,8 +55,8 @@ def test_lineage_says_who_continues_whom_and_what_counts():
         "C0": (None, "opens", "live"),
     }
     assert linked["A1"].opened_by == "A0"
-    assert linked["B0"].evidence == "replaced by B1 (the client declared a retry)"
-    assert linked["B2"].evidence == "history differs from B1 at token 3 of 5"
+    assert linked["B0"].words == "replaced by B1 (the client declared a retry)"
+    assert linked["B2"].words == "history differs from B1 at token 3 of 5"
 
 
 def test_roles_in_the_record_are_those_of_its_ids():

@@ -1,13 +1,10 @@
 import itertools
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from harnessrl_jax.errors import LineageError
-from harnessrl_jax.trajectories import build, build_lineage
-from harnessrl_jax.trajectories.lineage import _shared_depth
+from harnessrl_jax.trajectories import build_lineage
 
 
 def shown(calls):
@@ -19,7 +16,7 @@ def shown(calls):
 
 
 def evidence(calls, call_id):
-    return next(link.evidence for link in build_lineage(calls).calls if link.call.call_id == call_id)
+    return next(link.words for link in build_lineage(calls).calls if link.call.call_id == call_id)
 
 
 def test_a_chat_is_a_chain(make_call):
@@ -237,10 +234,3 @@ def test_two_hundred_long_calls_are_quick_enough_to_link(make_call):
         context = np.concatenate([context, output, rng.integers(1, 9, 20)])
     links = build_lineage(calls).calls
     assert [link.parent_call_id for link in links] == [None, *(f"{seq}" for seq in range(199))]
-
-
-@hypothesis.given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_the_shared_history_is_the_common_prefix(sequences):
-    tree, leaf = build([np.array(sequence) for sequence in sequences])
-    common = lambda other: len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(other, sequences[0]))))
-    assert _shared_depth(tree, leaf, int(leaf[0])).tolist() == [common(other) for other in sequences]
