@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, finite, flat, members, standardised
+from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, boolean, finite, flat, members, standardised
 
 
 class Estimator(Protocol):
@@ -59,6 +59,7 @@ def leave_one_out(
       [0.75, -0.75, 0.0]
     """
     aligned("leave_one_out", reward=reward, group=group, counted=counted)
+    boolean("leave_one_out", counted=counted)
     out = np.zeros(len(reward), np.float64)
     for place in members(group, counted):
         values = finite("leave_one_out", reward[place])
@@ -96,6 +97,7 @@ def group_mean(
       [0.5, -0.5, 0.0]
     """
     aligned("group_mean", reward=reward, group=group, counted=counted)
+    boolean("group_mean", counted=counted)
     out = np.zeros(len(reward), np.float64)
     for place in members(group, counted):
         values = finite("group_mean", reward[place])
@@ -142,6 +144,7 @@ def group_std(
       [1.0, -1.0, -1.0, 1.0]
     """
     aligned("group_std", reward=reward, group=group, counted=counted)
+    boolean("group_std", counted=counted)
     above_zero("group_std", "floor", floor)
     out = np.zeros(len(reward), np.float64)
     for place in members(group, counted):
@@ -185,9 +188,10 @@ def rloo(
       [0.5, -0.5]
     """
     aligned("rloo", reward=reward, kl=kl, group=group, counted=counted)
+    boolean("rloo", counted=counted)
     if not (math.isfinite(beta) and beta >= 0):
         raise RecordError(f"rloo: beta must be a finite number of at least 0, got {beta!r}.")
     charged = np.zeros(len(reward), np.float64)
-    pairs = zip(finite("rloo", reward[counted]), finite("rloo: kl", kl[counted]), strict=True)
+    pairs = zip(finite("rloo", reward[counted]), finite("rloo", kl[counted], "kl"), strict=True)
     charged[counted] = [value - beta * price for value, price in pairs]
     return leave_one_out(charged, group, counted)

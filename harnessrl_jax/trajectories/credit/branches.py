@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.trajectories.credit.groups import aligned, finite, flat, fraction, mean
+from harnessrl_jax.trajectories.credit.groups import aligned, boolean, finite, flat, fraction, mean
 from harnessrl_jax.trajectories.credit.tree_values import check_parents
 from harnessrl_jax.trajectories.trees import ROOT
 
@@ -56,6 +56,7 @@ def branch_advantages(
       [0.5, 1.0, -1.0]
     """
     aligned("branch_advantages", parent=parent, branch=branch, reward=reward, counted=counted)
+    boolean("branch_advantages", counted=counted)
     check_parents("branch_advantages", parent)
     fraction("branch_advantages", "decay", decay)
     size = len(parent)
@@ -86,7 +87,9 @@ def _mean_returns(
     """Mean return of the counted leaves at or below each action; None without one."""
     size = len(children) - 1
     leaf = np.array([not below for below in children[:size]], np.bool_) & counted
-    returns = dict(zip(np.flatnonzero(leaf).tolist(), finite("branch_advantages", reward[leaf]), strict=True))
+    returns = dict(
+        zip(np.flatnonzero(leaf).tolist(), finite("branch_advantages", reward[leaf], "returns"), strict=True)
+    )
     below: list[list[float]] = [[] for _ in range(size)]
     for node in range(size - 1, -1, -1):
         if node in returns:

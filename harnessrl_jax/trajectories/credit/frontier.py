@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, finite, mean, members
+from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, boolean, finite, fraction, mean, members
 
 
 def frontier_credit(
@@ -44,17 +44,18 @@ def frontier_credit(
       [0.25, 0.0]
     """
     aligned("frontier_credit", gain=gain, informative=informative)
+    boolean("frontier_credit", informative=informative)
     aligned("frontier_credit", other_gain=other_gain, other_step=other_step)
     if not (math.isfinite(dead_zone) and dead_zone >= 0):
         raise RecordError(f"frontier_credit: dead_zone must be a finite number of at least 0, got {dead_zone!r}.")
     if np.any((other_step < 0) | (other_step >= len(gain))):
         raise RecordError(f"frontier_credit: other_step must name one of {len(gain)} steps, got {other_step.tolist()}.")
     taken = np.zeros(len(gain), np.float64)
-    taken[informative] = finite("frontier_credit", gain[informative])
+    taken[informative] = finite("frontier_credit", gain[informative], "gains")
     out = np.zeros(len(gain), np.float64)
     for place in members(other_step, informative[other_step]):
         step = int(other_step[place[0]])
-        credit = float(taken[step]) - mean(finite("frontier_credit", other_gain[place]))
+        credit = float(taken[step]) - mean(finite("frontier_credit", other_gain[place], "gains"))
         out[step] = credit if abs(credit) >= dead_zone else 0.0
     return out
 
@@ -92,15 +93,14 @@ def enabling_credit(
     """
     aligned("enabling_credit", source=source, user=user)
     aligned("enabling_credit", gain=gain)
-    if not 0 <= gamma <= 1:
-        raise RecordError(f"enabling_credit: gamma must lie in 0..1, got {gamma!r}.")
+    fraction("enabling_credit", "gamma", gamma)
     edges = sorted(zip(user.tolist(), source.tolist(), strict=True), reverse=True)
     if any(not 0 <= before < after < len(gain) for after, before in edges) or len(set(edges)) < len(edges):
         raise RecordError(
             f"enabling_credit: each edge must go once from a step to a later one of {len(gain)}, got "
             f"{[(before, after) for after, before in edges]}."
         )
-    gains = finite("enabling_credit", gain)
+    gains = finite("enabling_credit", gain, "gains")
     sources = np.bincount(user, minlength=len(gain)).tolist()
     out = [0.0] * len(gain)
     for after, before in edges:  # the last user first: all that it enabled is known
@@ -140,7 +140,7 @@ def scaled_credit(
     for name, value in (("weight", weight), ("std_floor", std_floor), ("clip", clip)):
         above_zero("scaled_credit", name, value)
     aligned("scaled_credit", credit=credit)
-    values = finite("scaled_credit", credit)
+    values = finite("scaled_credit", credit, "credit")
     if not values:
         return np.zeros(0, np.float64)
     centre = mean(values)

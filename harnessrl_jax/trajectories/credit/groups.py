@@ -54,8 +54,8 @@ def members(group: Int[np.ndarray, " member"], counted: Bool[np.ndarray, " membe
     return np.split(places[order], np.flatnonzero(np.diff(number[order])) + 1) if len(places) else []
 
 
-def finite(where: str, values: np.ndarray) -> list[float]:
-    """The values as Python floats.
+def finite(where: str, values: np.ndarray, name: str = "rewards") -> list[float]:
+    """The values as Python floats; `name` is what errors call them.
 
     Raises:
       RecordError: one is not finite or beyond 1e100, or they are no numbers of at least 32 bits.
@@ -63,14 +63,14 @@ def finite(where: str, values: np.ndarray) -> list[float]:
     kind = values.dtype.kind
     if kind not in "fiub" or (kind == "f" and values.dtype.itemsize < 4):
         raise RecordError(
-            f"{where}: rewards must be float32, float64 or integers, got {values.dtype}. In 16 bits 0.1 and 0.1003 are "
-            "one number: keep rewards in float32 or float64 until the loss."
+            f"{where}: {name} must be float32, float64 or integers, got {values.dtype}. In 16 bits 0.1 and 0.1003 are "
+            f"one number: keep {name} in float32 or float64 until the loss."
         )
     out: list[float] = values.astype(np.float64).tolist()
     if not all(math.isfinite(value) for value in out):
-        raise RecordError(f"{where}: rewards must be finite, got {out}. Do not count members that have no reward.")
+        raise RecordError(f"{where}: {name} must be finite, got {out}. Do not count members that have none.")
     if any(abs(value) > LARGEST_REWARD for value in out):
-        raise RecordError(f"{where}: rewards must lie within ±{LARGEST_REWARD:.0e}, got {out}. Scale them.")
+        raise RecordError(f"{where}: {name} must lie within ±{LARGEST_REWARD:.0e}, got {out}. Scale them.")
     return out
 
 
@@ -102,6 +102,13 @@ def aligned(where: str, **arrays: Any) -> None:
     if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
         given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise RecordError(f"{where}: wanted flat arrays of one length, got shapes {given}.")
+
+
+def boolean(where: str, **masks: np.ndarray) -> None:
+    """Raises RecordError unless all masks are of bool: an integer mask would be read as positions."""
+    for name, mask in masks.items():
+        if mask.dtype != np.bool_:
+            raise RecordError(f"{where}: {name} must be an array of bool, got {mask.dtype}. Use {name}.astype(bool).")
 
 
 def above_zero(where: str, name: str, value: float) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.trajectories.credit.groups import aligned, finite, flat, members
+from harnessrl_jax.trajectories.credit.groups import aligned, boolean, finite, flat, members
 
 
 def max_rl(
@@ -38,6 +38,7 @@ def max_rl(
       [3.0, -1.0, -1.0, -1.0]
     """
     aligned("max_rl", reward=reward, group=group, counted=counted)
+    boolean("max_rl", counted=counted)
     out = np.zeros(len(reward), np.float64)
     for place in members(group, counted):
         values = finite("max_rl", reward[place])

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, finite, flat, mean
+from harnessrl_jax.trajectories.credit.groups import above_zero, aligned, boolean, finite, flat, mean
 from harnessrl_jax.trajectories.trees import ROOT, PrefixTree
 
 
@@ -46,6 +46,7 @@ def prefix_values(
     """
     aligned("prefix_values", leaf=leaf, rollout=rollout)
     aligned("prefix_values", reward=reward, counted=counted)
+    boolean("prefix_values", counted=counted)
     size, places = len(tree.token), np.flatnonzero(counted)
     if np.any((leaf < ROOT) | (leaf >= size)) or np.any((rollout < 0) | (rollout >= len(reward))):
         raise RecordError(
@@ -108,6 +109,7 @@ def prefix_advantages(
     """
     aligned("prefix_advantages", node=node, rollout=rollout)
     aligned("prefix_advantages", reward=reward, counted=counted)
+    boolean("prefix_advantages", counted=counted)
     aligned("prefix_advantages", value=value, tree=tree.token)
     above_zero("prefix_advantages", "floor", floor)
     if np.any((node < 0) | (node >= len(value))) or np.any((rollout < 0) | (rollout >= len(reward))):

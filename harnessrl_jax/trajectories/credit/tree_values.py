@@ -66,7 +66,7 @@ def tree_gae(
     check_parents("tree_gae", parent)
     fraction("tree_gae", "gamma", gamma)
     fraction("tree_gae", "lam", lam)
-    values, rewards = finite("tree_gae: value", value), finite("tree_gae", reward)
+    values, rewards = finite("tree_gae", value, "values"), finite("tree_gae", reward)
     size, parents = len(values), parent.tolist()
     share = [1] * size if children == "equal" else leaves_below(parent)
     next_value, next_advantage, weight = [0.0] * size, [0.0] * size, [0] * size

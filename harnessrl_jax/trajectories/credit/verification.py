@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float64, Int
 
 from harnessrl_jax.errors import RecordError
 from harnessrl_jax.trajectories.credit.baselines import leave_one_out
-from harnessrl_jax.trajectories.credit.groups import aligned, groups_within, members
+from harnessrl_jax.trajectories.credit.groups import aligned, boolean, groups_within, members
 
 
 def verification_weights(
@@ -44,6 +44,7 @@ def verification_weights(
       [0.5, 1.0, 0.5, 1.0, 0.5]
     """
     aligned("verification_weights", solved=solved, group=group, rollout=rollout, index=index)
+    boolean("verification_weights", solved=solved)
     everything = np.ones(len(solved), np.bool_)
     never = np.zeros(len(solved), np.bool_)
     for place in members(groups_within(group, rollout), everything):

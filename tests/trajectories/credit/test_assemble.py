@@ -1,105 +1,9 @@
-import math
-
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from harnessrl_jax.errors import LineageError, RecordError
-from harnessrl_jax.trajectories import (
-    Drop,
-    build_lineage,
-    call_advantages,
-    leave_one_out,
-    loss_weights,
-    process_by_call_index,
-    supervised_calls,
-)
-
-
-def outcome(reward, group=None, counted=None):
-    size = len(reward)
-    return leave_one_out(
-        np.array(reward, np.float64),
-        np.zeros(size, int) if group is None else np.array(group),
-        np.ones(size, bool) if counted is None else np.array(counted),
-    )
-
-
-def process(reward, group=None, index=None):
-    zeros = np.zeros(len(reward), int)
-    return process_by_call_index(
-        np.array(reward, np.float64),
-        zeros if group is None else np.array(group),
-        zeros if index is None else np.array(index),
-    )
-
-
-def test_leave_one_out_worked_by_hand():
-    # The others of the first have mean 1/3, those of the second 2/3.
-    np.testing.assert_allclose(outcome([1, 0, 0, 1]), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
-    np.testing.assert_allclose(outcome([1, 5, 0, 7], group=[3, 9, 3, 9]), [1, -2, -1, 2])
-    assert outcome([1, 0]).dtype == np.float64
-
-
-def test_groups_without_a_signal_give_exactly_zero():
-    assert outcome([0.7]).tolist() == [0.0]
-    assert outcome([0.7] * 7).tolist() == [0.0] * 7
-    assert outcome([0.1 + 0.2] * 3 + [1.0], group=[0, 0, 0, 1]).tolist() == [0.0] * 4
-    assert outcome([]).tolist() == []
-
-
-def test_members_that_do_not_count_change_nothing_and_are_never_read():
-    got = outcome([1, math.nan, 0, math.inf], counted=[True, False, True, False])
-    assert got.tolist() == [1, 0, -1, 0]
-    assert outcome([1, 0], counted=[True, False]).tolist() == [0, 0]
-
-
-def test_a_counted_reward_that_is_not_finite_is_refused():
-    with pytest.raises(RecordError, match=r"leave_one_out: rewards must be finite, got \[1\.0, nan\]"):
-        outcome([1, math.nan])
-    with pytest.raises(RecordError, match=r"process_by_call_index: rewards must be finite"):
-        process([math.inf, 0.0])
-
-
-@hypothesis.given(st.lists(st.floats(-10, 10), min_size=2, max_size=9), st.randoms(use_true_random=False))
-def test_the_order_of_a_group_does_not_matter(reward, random):
-    order = list(range(len(reward)))
-    random.shuffle(order)
-    shuffled = [reward[place] for place in order]
-    np.testing.assert_array_equal(outcome(reward)[order], outcome(shuffled))
-    np.testing.assert_array_equal(process(reward)[order], process(shuffled))
-
-
-def test_one_group_of_leave_one_out_is_the_centred_reward_stretched():
-    reward = np.array([0.1, 0.5, 0.9, 0.2])
-    np.testing.assert_allclose(outcome(reward), (reward - reward.mean()) * 4 / 3)
-
-
-def test_process_reward_worked_by_hand():
-    # index 0: 1, 0, 0.5 -> mean 0.5, population std sqrt(1/6); index 1: one member; group 7: another agent
-    std = math.sqrt(1 / 6) + 1e-6
-    got = process([1, 0, 0.5, 3, 9], group=[0, 0, 0, 0, 7], index=[0, 0, 0, 1, 0])
-    np.testing.assert_allclose(got, [0.5 / std, -0.5 / std, 0, 0, 0])
-    assert got[3:].tolist() == [0, 0]
-
-
-def test_process_reward_is_bounded():
-    # A leave-one-out standard deviation would divide by nothing here.
-    assert np.abs(process([1, 0, 0, 0])).max() < math.sqrt(3)
-    assert np.abs(process([0, *[0.95] * 7])).max() < math.sqrt(7)
-    assert np.abs(process([0.7, 0.7 + 1e-16, 0.7])).max() < 1e-9
-    assert process([0.7] * 5).tolist() == [0] * 5
-
-
-def test_loss_weights():
-    rollout = np.array([4, 4, 9, 4, 4])
-    assert loss_weights(rollout, "rollout").tolist() == [0.25, 0.25, 1, 0.25, 0.25]
-    assert loss_weights(rollout, "token").tolist() == [1] * 5
-    assert loss_weights(np.zeros(0, int), "rollout").tolist() == []
-    assert loss_weights(rollout, "rollout").dtype == np.float32
-    with pytest.raises(RecordError, match=r"unknown mode 'row'\. Known modes: rollout, token"):
-        loss_weights(rollout, "row")
+from harnessrl_jax.errors import LineageError
+from harnessrl_jax.trajectories import Drop, build_lineage, call_advantages, supervised_calls
+from harnessrl_jax.trajectories.credit import GroupReport, group_mean, group_report, max_rl
 
 
 @pytest.fixture
@@ -251,3 +155,98 @@ def test_records_that_disagree_are_refused(make_call, make_rollout):
     other = build_lineage([make_call("a", [1], [2], rollout_id="q")])
     with pytest.raises(LineageError, match=r"call_id 'a' is also used in rollout 'r'"):
         call_advantages([make_rollout()], [lineage, other], process_weight=0.0)
+
+
+def test_the_estimator_is_a_function_of_the_callers(step):
+    assert step(estimator=group_mean).advantages() == {"a0": 0.5, "a1": 0.5, "a2": 0.5, "b0": -0.5}
+    assert step(a={"reward": 3.0}, estimator=max_rl).advantages()["a0"] == 1
+    seen = []
+
+    def own(reward, group, counted):
+        seen.append((reward.tolist(), group.tolist(), counted.tolist()))
+        return np.full(len(reward), 7.0)
+
+    assert set(step(estimator=own).advantages().values()) == {7}
+    assert seen == [([1, 0], [0, 0], [True, True])]
+
+
+def test_rollouts_can_be_compared_with_those_of_the_same_harness(make_call, make_rollout):
+    names = {"a": ("codex", 1.0), "b": ("codex", 0.0), "c": ("qwen", 9.0), "d": ("qwen", 5.0), "e": ("pi", 3.0)}
+    lineages = [build_lineage([make_call(name, [1], [2], rollout_id=name)]) for name in names]
+    rollouts = [make_rollout(name, reward, harness=harness) for name, (harness, reward) in names.items()]
+    got = call_advantages(rollouts, lineages, process_weight=0.0, compared="harness")
+    assert got.advantages() == {"a": 1, "b": -1, "c": 4, "d": -4, "e": 0}
+
+
+@pytest.fixture
+def agents(make_call, make_rollout):
+    """Central acts in all; the sub-agent twice in a (reward 1), once in b (0), never in c (8) and lost in d (4)."""
+    acts = {"a": ["central", "sub", "sub"], "b": ["central", "sub"], "c": ["central"], "d": ["central", "sub"]}
+    lineages = []
+    for name, who in acts.items():
+        calls = [
+            make_call(f"{name}{i}", [1, i], [2], seq=i, rollout_id=name, agent=agent, delivered=(name, i) != ("d", 1))
+            for i, agent in enumerate(who)
+        ]
+        lineages.append(build_lineage(calls))
+    return [make_rollout(name, reward) for name, reward in zip("abcd", [1.0, 0.0, 8.0, 4.0], strict=True)], lineages
+
+
+def test_calls_can_be_compared_with_the_rollouts_in_which_the_agent_acted(agents):
+    # Sub-agent: 1 against 0, each rollout once. Central: means of the others 4, 13/3, 5/3 and 3.
+    got = call_advantages(*agents, process_weight=0.0, compared="agent").advantages()
+    want = {"a0": -3, "a1": 1, "a2": 1, "b0": -13 / 3, "b1": -1, "c0": 19 / 3, "d0": 1}
+    assert got == pytest.approx(want)
+
+
+def test_masked_rollouts_stay_in_the_baseline_of_their_agents(agents, make_rollout):
+    rollouts, lineages = agents
+    rollouts[1] = make_rollout("b", 0.0, status="truncated")
+    got = call_advantages(rollouts, lineages, process_weight=0.0, truncated="mask", compared="agent").advantages()
+    assert (got["a1"], got["a2"]) == (1, 1)
+    assert not {"b0", "b1"} & set(got)
+
+
+def test_an_agent_of_one_rollout_has_nothing_to_be_compared_with(make_call, make_rollout):
+    calls = [make_call("a0", [1], [2], seq=0), make_call("a1", [1], [2], seq=1, agent="sub")]
+    other = [make_call("b0", [1], [2], rollout_id="b")]
+    rollouts = [make_rollout(reward=1.0), make_rollout("b", 0.0)]
+    got = call_advantages(rollouts, [build_lineage(calls), build_lineage(other)], process_weight=0.0, compared="agent")
+    assert got.advantages() == {"a0": 1, "a1": 0, "b0": -1}
+
+
+def test_groups_that_teach_nothing_can_be_left_out(make_call, make_rollout):
+    rewards = {"a": ("flat", 0.7), "b": ("flat", 0.7), "c": ("mixed", 1.0), "d": ("mixed", 0.0), "e": ("alone", 1.0)}
+    lineages = [
+        build_lineage([make_call(name, [1], [2, 3], rollout_id=name, group_id=group)])
+        for name, (group, _) in rewards.items()
+    ]
+    rollouts = [make_rollout(name, reward, group_id=group) for name, (group, reward) in rewards.items()]
+    kept = call_advantages(rollouts, lineages, process_weight=0.0)
+    assert kept.advantages() == {"a": 0, "b": 0, "c": 1, "d": -1, "e": 0}
+    dropped = call_advantages(rollouts, lineages, process_weight=0.0, flat_groups="drop")
+    assert dropped.advantages() == {"c": 1, "d": -1}
+    assert dropped.dropped == {"flat_group": Drop(calls=3, tokens=6)}
+
+
+def test_a_group_with_equal_outcomes_and_unequal_process_rewards_teaches_something(step):
+    got = step(
+        b={"reward": 1.0, "process_rewards": {"b0": 1.0}}, a={"process_rewards": {"a0": 0.0}}, flat_groups="drop"
+    )
+    assert set(got.advantages()) == {"a0", "a1", "a2", "b0"}
+    assert got.dropped == {}
+
+
+def test_the_groups_of_a_step_are_reported(make_rollout):
+    rollouts = [
+        make_rollout("a", 1.0, group_id="mixed"),
+        make_rollout("b", 0.0, group_id="mixed"),
+        make_rollout("c", None, group_id="mixed", status="infra_failure"),
+        make_rollout("d", 0.7, group_id="flat"),
+        make_rollout("e", 0.7, group_id="flat"),
+        make_rollout("f", 0.0, group_id="alone", attempt=0),
+        make_rollout("f", 1.0, group_id="alone", attempt=1),
+        make_rollout("g", 0.5, group_id="empty", status="infra_failure"),
+    ]
+    assert group_report(rollouts) == GroupReport(groups=4, counted=5, alone=1, flat=1, empty=1)
+    assert group_report([]) == GroupReport(groups=0, counted=0, alone=0, flat=0, empty=0)
