@@ -3,17 +3,18 @@
 The rules of the design that concern what records become; `audit` concerns the records themselves. NumPy only.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
 from harnessrl_jax.errors import HarnessRLError
 from harnessrl_jax.trajectories.audit import Finding, call_name
 from harnessrl_jax.trajectories.credit import CreditedCall, CreditedCalls, call_advantages
 from harnessrl_jax.trajectories.lineage import Lineage
 from harnessrl_jax.trajectories.records import Rollout
-from harnessrl_jax.trajectories.targets import build_targets
-from harnessrl_jax.trajectories.trees import build, path
+from harnessrl_jax.trajectories.targets import Targets, build_targets
+from harnessrl_jax.trajectories.trees import PrefixTree, build, path
 
 # A float32 weight per token; their sum over a rollout is 1 to this.
 WEIGHT_SLACK = 1e-4
@@ -48,62 +49,78 @@ def audit_lineage(lineage: Lineage) -> list[Finding]:
 def audit_weights(rollouts: Sequence[Rollout], lineages: Sequence[Lineage]) -> list[Finding]:
     """Whether every sampled token becomes one target in its own context, or has a counted reason not to.
 
-    Trained tokens of a rollout must weigh 1 together, with "rollout" weights; trained and dropped tokens together
-    must be all that were sampled.
-
     Args:
       rollouts: of one group.
       lineages: of their attempts.
 
     Returns:
-      What does not add up, and records that cannot be credited at all.
+      What `audit_balance` and `audit_targets` find, and records that cannot be credited at all.
     """
-    where = f"group {rollouts[0].group_id!r}" if rollouts else "no group"
     try:
         credited = call_advantages(rollouts, lineages, process_weight=0.0)
     except HarnessRLError as error:
+        where = f"group {rollouts[0].group_id!r}" if rollouts else "calls without a rollout"
         return [Finding("lineage", where, str(error), "Remove the record that contradicts the others.")]
-    out = _balance(where, credited, lineages)
-    for credit, wrong in _targets(credited.calls):
-        out.append(
-            Finding("weight", call_name(credit.call), wrong, "Report this: the call was turned into wrong targets.")
-        )
+    out = audit_balance(credited, lineages)
+    if credited.calls:
+        calls = credited.calls
+        numbers: dict[tuple[str, str], int] = {}
+        names = [(c.call.run_id, c.call.rollout_id) for c in calls]
+        rollout = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
+        tree, leaf = build([np.concatenate([c.call.prompt_ids, c.call.output_ids]) for c in calls])
+        number = np.arange(len(calls), dtype=np.int32)
+        targets = build_targets(tree, leaf, calls, call_number=number, rollout_number=rollout, loss_mean="rollout")
+        out += audit_targets(calls, tree, leaf, targets)
     return out
 
 
-def _balance(where: str, credited: CreditedCalls, lineages: Iterable[Lineage]) -> list[Finding]:
+def audit_balance(credited: CreditedCalls, lineages: Iterable[Lineage]) -> list[Finding]:
+    """Whether trained and dropped tokens together are all that were sampled.
+
+    >>> audit_balance(CreditedCalls(calls=(), dropped={}), [])
+    []
+    """
     sampled = sum(len(linked.call.output_ids) for lineage in lineages for linked in lineage.calls)
     trained = sum(len(item.call.output_ids) for item in credited.calls)
     dropped = sum(drop.tokens for drop in credited.dropped.values())
     if trained + dropped == sampled:
         return []
     what = f"{sampled} tokens were sampled, but {trained} are trained and {dropped} are dropped with a reason"
-    return [Finding("weight", where, what, "Report this: tokens were lost without a reason.")]
+    return [Finding("weight", "a group", what, "Report this: tokens were lost without a reason.")]
 
 
-def _targets(calls: Sequence[CreditedCall]) -> Iterator[tuple[CreditedCall, str]]:
-    """Calls whose targets are not their sampled tokens after their own prompts, each with what is wrong."""
-    if not calls:
-        return
-    number_of: dict[tuple[str, str], int] = {}
-    rollout = np.array(
-        [number_of.setdefault((c.call.run_id, c.call.rollout_id), len(number_of)) for c in calls], np.int32
-    )
-    tree, leaf = build([np.concatenate([c.call.prompt_ids, c.call.output_ids]) for c in calls])
-    number = np.arange(len(calls), dtype=np.int32)
-    targets = build_targets(tree, leaf, calls, call_number=number, rollout_number=rollout, loss_mean="rollout")
-    total = np.zeros(len(number_of), np.float64)
+def audit_targets(
+    calls: Sequence[CreditedCall], tree: PrefixTree, leaf: Int32[np.ndarray, " call"], targets: Targets
+) -> list[Finding]:
+    """Whether the targets of each call are its sampled ids, each after the context it was sampled from.
+
+    Args:
+      calls: the trained calls of some rollouts, whole.
+      tree: prefix tree of their prompts and outputs.
+      leaf: last node of each call.
+      targets: their targets with "rollout" weights, so that those of a rollout weigh 1 together; `targets.call` counts
+        through `calls`.
+
+    Returns:
+      What is wrong with each call.
+    """
+    total = np.zeros(int(targets.rollout.max(initial=-1)) + 1, np.float64)
     np.add.at(total, targets.rollout, targets.weight.astype(np.float64))
+    out: list[Finding] = []
     for place, credit in enumerate(calls):
         own = np.flatnonzero(targets.call == place)
-        nodes = path(tree, int(leaf[place]))
-        said = np.concatenate([credit.call.prompt_ids, credit.call.output_ids])
-        first = len(credit.call.prompt_ids) - 1
-        if not np.array_equal(tree.token[nodes], said):
-            yield credit, "the tree does not hold its prompt and output"
-        elif sorted(targets.source[own].tolist()) != nodes[first : first + len(credit.call.output_ids)].tolist():
-            yield credit, f"{len(own)} targets do not stand after its own context"
-        elif sorted(targets.token[own].tolist()) != sorted(credit.call.output_ids.tolist()):
-            yield credit, "its targets are not the ids it sampled"
-        elif abs(total[rollout[place]] - 1.0) > WEIGHT_SLACK:
-            yield credit, f"the targets of its rollout weigh {total[rollout[place]]:.6f} together, not 1"
+        nodes, call = path(tree, int(leaf[place])), credit.call
+        context = nodes[len(call.prompt_ids) - 1 : -1]
+        given = sorted(zip(targets.source[own].tolist(), targets.token[own].tolist(), strict=True))
+        wanted = list(zip(context.tolist(), call.output_ids.tolist(), strict=False))
+        weight = [float(total[number]) for number in np.unique(targets.rollout[own])]
+        if not np.array_equal(tree.token[nodes], np.concatenate([call.prompt_ids, call.output_ids])):
+            what = "the tree does not hold its prompt and output"
+        elif given != wanted:
+            what = f"its {len(own)} targets are not its {len(call.output_ids)} sampled ids, each in its own context"
+        elif len(weight) != 1 or abs(weight[0] - 1.0) > WEIGHT_SLACK:
+            what = f"the targets of its rollout weigh {weight} together, not 1"
+        else:
+            continue
+        out.append(Finding("weight", call_name(call), what, "Report this: the call was turned into wrong targets."))
+    return out
