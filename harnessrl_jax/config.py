@@ -107,12 +107,39 @@ class Rollouts(Section):
 
 
 class Credit(Section):
-    """Rewards -> advantages of sampled tokens. The baseline is the mean of the other rollouts of the group."""
+    """Rewards -> advantages and loss weights of sampled tokens."""
 
+    baseline: Literal["leave_one_out", "group_mean", "group_std", "max_rl"] = "leave_one_out"
+    """What is taken from the reward. `leave_one_out`: the mean of the other rollouts, as RLOO does. `group_mean`: the
+    mean of all, as Dr.GRPO does. `group_std`: the same over the standard deviation, as GRPO does. `max_rl`: the same
+    over the mean; rewards must be at least 0."""
+    std_floor: float | None = Field(default=None, gt=0.0)
+    """`group_std`: added to the standard deviation; 1e-6 is common."""
+    std_unbiased: bool | None = None
+    """`group_std`: divide the squares by n - 1, not by n."""
+    compared: Literal["group", "harness", "agent"] = "group"
+    """A rollout is compared with its whole group, with those of the same harness, or, agent by agent, with those in
+    which the agent acted."""
     process_weight: float = Field(default=0.1, ge=0.0)
     """c_p in A = A_outcome + c_p A_process."""
-    mean: Literal["rollout", "token"] = "rollout"
-    """`rollout`: mean over the tokens of a rollout, then over rollouts. `token`: one mean over all tokens."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """Rollouts cut off at a limit: `keep` trains them with their reward; `mask` only keeps it in the baseline."""
+    flat_groups: Literal["keep", "drop"] = "keep"
+    """Groups whose advantages are all 0: `keep` counts their tokens in the mean of the loss, `drop` does not."""
+    mean: Literal["rollout", "token", "call", "prompt"] = "rollout"
+    """`rollout`: mean over the tokens of a rollout, then over rollouts; likewise `call` and `prompt` (all rollouts of a
+    task). `token`: one mean over all tokens."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "Credit":
+        given = {"std_floor": self.std_floor, "std_unbiased": self.std_unbiased}
+        wanted = self.baseline == "group_std"
+        if wrong := [f"credit.{name}" for name, value in given.items() if (value is not None) != wanted]:
+            raise ValueError(
+                f"{' and '.join(wrong)} {'must be stated with' if wanted else 'belongs to'} credit.baseline = "
+                f"'group_std'; baseline is {self.baseline!r}"
+            )
+        return self
 
 
 class Policy(Section):

@@ -29,6 +29,13 @@ def test_overrides_win_over_the_file_and_keep_their_types():
     assert (given.steps, given.optimizer.learning_rate, given.name) == (7, 1e-3, "other")
 
 
+def test_a_standard_deviation_says_which_one_it_is():
+    text = MINIMAL + "[credit]\nbaseline = 'group_std'\nstd_floor = 1e-6\nstd_unbiased = false"
+    given = config.parse(text, "x.toml")
+    assert (given.credit.std_floor, given.credit.std_unbiased) == (1e-6, False)
+    assert config.parse(config.to_toml(given), "resolved.toml") == given
+
+
 def test_a_config_cannot_be_changed():
     with pytest.raises(pydantic.ValidationError):
         config.parse(MINIMAL, "x.toml").steps = 4  # pyright: ignore[reportAttributeAccessIssue]
@@ -51,6 +58,16 @@ def test_a_config_cannot_be_changed():
         ("[packing]\nmax_rows = 5", r"packing\.max_rows = 5 must be a multiple of packing\.micro_rows = 2"),
         ("[behaviour]\nkind = 'expert'", r"an expert reports no log-probabilities"),
         ("[behaviour]\ntop_p = 0.9", r"policy gradients need .* top_p = 1 and top_k = 0; got 1\.0, 0\.9 and 0"),
+        (
+            "[credit]\nbaseline = 'loo'",
+            r"credit\.baseline: Input should be 'leave_one_out', 'group_mean', 'group_std' or",
+        ),
+        (
+            "[credit]\nbaseline = 'group_std'\nstd_floor = 1e-6",
+            r"credit\.std_unbiased must be stated with credit\.baseline",
+        ),
+        ("[credit]\nstd_floor = 1e-6", r"credit\.std_floor belongs to .*'group_std'; baseline is 'leave_one_out'"),
+        ("[credit]\nbaseline = 'group_std'\nstd_floor = 0.0", r"credit\.std_floor: Input should be greater than 0"),
         ("[task]\nsource = 'jsonl'", r"task\.path belongs to the sources jsonl and tfds"),
         ("x = ", r"f\.toml: not valid TOML"),
     ],

@@ -9,11 +9,12 @@ from harnessrl_jax import config as configuration
 from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.gateway import Store, TextCodec
+from harnessrl_jax.launch.credit import credited_calls
 from harnessrl_jax.launch.model import model_folder
 from harnessrl_jax.launch.problems import known_tasks
 from harnessrl_jax.launch.run_folder import RunFolder
 from harnessrl_jax.monitor import RolloutView, print_rollout, print_rollouts, view
-from harnessrl_jax.trajectories import Call, Lineage, Rollout, build_lineage, call_advantages
+from harnessrl_jax.trajectories import Call, Lineage, Rollout, build_lineage
 
 
 def inspect(run: Path, rollout_id: str | None) -> int:
@@ -42,7 +43,7 @@ def inspect(run: Path, rollout_id: str | None) -> int:
 def _view(config: Config, store: Store, codec: TextCodec, rollout: Rollout) -> RolloutView:
     group = store.rollouts(rollout.group_id)
     lineages = [lineage for member in group if (lineage := _lineage(store, member)) is not None]
-    trained = call_advantages(group, lineages, process_weight=config.credit.process_weight) if len(group) > 1 else None
+    trained = credited_calls(config.credit, group, lineages) if len(group) > 1 else None
     return view(
         rollout,
         _lineage(store, rollout),

@@ -13,6 +13,7 @@ from harnessrl_jax import config as configuration
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config
 from harnessrl_jax.gateway import TextCodec
+from harnessrl_jax.launch.credit import credited_calls
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import Examination, examine, views
 from harnessrl_jax.launch.model import export, first_params, model_folder
@@ -26,7 +27,8 @@ from harnessrl_jax.monitor import MetricsWriter, Progress, Summary, print_summar
 from harnessrl_jax.sampler import LocalSampler
 from harnessrl_jax.tasks import TaskStream
 from harnessrl_jax.training import TrainState
-from harnessrl_jax.trajectories import PackedStep, call_advantages, pack_groups
+from harnessrl_jax.trajectories import PackedStep, pack_groups
+from harnessrl_jax.trajectories.credit import group_report
 
 
 def train(config: Config, run_dir: Path) -> int:
@@ -145,12 +147,9 @@ async def _step(
 
 def pack_step(config: Config, collected: Collected) -> PackedStep:
     """Credit and layout of a step's calls."""
-    credited = call_advantages(
-        collected.rollouts, collected.lineages, process_weight=config.credit.process_weight, truncated="keep"
-    )
     packing = config.packing
     return pack_groups(
-        credited,
+        credited_calls(config.credit, collected.rollouts, collected.lineages),
         loss_mean=config.credit.mean,
         row_slots=packing.row_slots,
         row_targets=packing.row_targets,
@@ -189,6 +188,7 @@ def describe_step(collected: Collected, packed: PackedStep, laps: Mapping[str, f
         "count/sampled_tokens": collected.sampled_tokens,
         "count/targets": report.targets_used,
     }
+    numbers |= {f"groups/{name}": value for name, value in group_report(collected.rollouts)._asdict().items()}
     numbers |= {f"dropped/{reason}": drop.tokens for reason, drop in report.dropped.items()}
     numbers |= {
         f"status/{s}": sum(r.status == s for r in collected.rollouts) for s in {r.status for r in collected.rollouts}

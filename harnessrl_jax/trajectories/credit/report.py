@@ -12,14 +12,14 @@ class GroupReport(NamedTuple):
     """The groups of a step as a baseline sees them.
 
     Attributes:
-      groups: groups of rollouts.
+      given: groups of rollouts.
       counted: rollouts that are in a baseline.
       alone: groups with only one rollout that counts.
       flat: groups with several, whose rewards are all equal.
       empty: groups in which no rollout counts.
     """
 
-    groups: int
+    given: int
     counted: int
     alone: int
     flat: int
@@ -34,7 +34,7 @@ def group_report(rollouts: Sequence[Rollout]) -> GroupReport:
             rewards[rollout.run_id, rollout.group_id].append(rollout.reward)
     sizes = [len(own) for own in rewards.values()]
     return GroupReport(
-        groups=len(rewards),
+        given=len(rewards),
         counted=sum(sizes),
         alone=sizes.count(1),
         flat=sum(len(own) > 1 and flat(own) for own in rewards.values()),

@@ -248,5 +248,5 @@ def test_the_groups_of_a_step_are_reported(make_rollout):
         make_rollout("f", 1.0, group_id="alone", attempt=1),
         make_rollout("g", 0.5, group_id="empty", status="infra_failure"),
     ]
-    assert group_report(rollouts) == GroupReport(groups=4, counted=5, alone=1, flat=1, empty=1)
-    assert group_report([]) == GroupReport(groups=0, counted=0, alone=0, flat=0, empty=0)
+    assert group_report(rollouts) == GroupReport(given=4, counted=5, alone=1, flat=1, empty=1)
+    assert group_report([]) == GroupReport(given=0, counted=0, alone=0, flat=0, empty=0)
