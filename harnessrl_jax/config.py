@@ -281,6 +281,11 @@ class Config(Section):
                 f"above 0, top_p = 1 and top_k = 0; got {behaviour.temperature}, {behaviour.top_p} and "
                 f"{behaviour.top_k}"
             )
+        if self.algorithm.kind == "supervised" and self.packing.row_slots < behaviour.context_tokens:
+            raise ValueError(
+                f"packing.row_slots = {self.packing.row_slots} must be at least behaviour.context_tokens = "
+                f"{behaviour.context_tokens}, so that every captured call fits a row"
+            )
         self._multiple("behaviour.slots", self.behaviour.slots, "behaviour.lanes", self.behaviour.lanes)
         self._multiple("packing.micro_rows", self.packing.micro_rows, "mesh.data x mesh.fsdp", self.mesh.rows)
         self._multiple("packing.max_rows", self.packing.max_rows, "packing.micro_rows", self.packing.micro_rows)

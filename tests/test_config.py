@@ -55,6 +55,10 @@ def test_a_config_cannot_be_changed():
         ),
         ("seed = '3'", r"f\.toml: seed: Input should be a valid integer, got '3'\."),
         ("[algorithm]\nclip_low = 1.5\nkind = 'policy'", r"algorithm\.clip_low: Input should be less than 1, got 1\.5"),
+        (
+            "[algorithm]\nkind = 'supervised'\nrollouts = 1\n[packing]\nrow_slots = 64\n[behaviour]\ncontext_tokens = 65",
+            r"packing\.row_slots = 64 must be at least behaviour\.context_tokens = 65",
+        ),
         ("[packing]\nmax_rows = 5", r"packing\.max_rows = 5 must be a multiple of packing\.micro_rows = 2"),
         ("[behaviour]\nkind = 'expert'", r"an expert reports no log-probabilities"),
         ("[behaviour]\ntop_p = 0.9", r"policy gradients need .* top_p = 1 and top_k = 0; got 1\.0, 0\.9 and 0"),
