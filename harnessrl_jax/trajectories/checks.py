@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32
 
 from harnessrl_jax.errors import RecordError
 
-SCHEMA = 1
+SCHEMA = 2
 
 # A log-softmax in float32 may exceed 0 by rounding; anything above this is a probability or a bug.
 LOGP_SLACK = 1e-3
@@ -76,6 +76,14 @@ def logps(where: str, value: object, length: int) -> Float32[np.ndarray, " o"]:
     bad = ~(np.isfinite(array) & (array <= LOGP_SLACK))
     need(not bad.any(), where, "logps", array[bad][:3].tolist(), "finite and at most 0")
     return array
+
+
+def headers(where: str, value: Mapping[str, Any]) -> dict[str, str]:
+    """Header values by lower-case name."""
+    for name, given in value.items():
+        need(name == name.lower() != "", where, "headers", name, "named in lower case")
+        need(isinstance(given, str), where, f"headers[{name!r}]", given, "a string")
+    return dict(value)
 
 
 def plain(record: Any) -> dict[str, Any]:

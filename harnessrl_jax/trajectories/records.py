@@ -112,6 +112,7 @@ class Call:
       request_digest: digest of the request body's bytes.
       retry: whether the client declared the request a retry.
       request: the raw request body.
+      headers: what the harness says about itself, names in lower case; see `headers.attribution`. Never a secret.
       started_s: arrival time of the request, seconds.
       finished_s: time the reply was stored, seconds.
     """
@@ -144,6 +145,7 @@ class Call:
     request_digest: str
     retry: bool
     request: str
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     started_s: float
     finished_s: float
 
@@ -168,6 +170,7 @@ class Call:
             )
         if self.logps is not None:
             object.__setattr__(self, "logps", checks.logps(where, self.logps, len(self.output_ids)))
+        object.__setattr__(self, "headers", checks.headers(where, self.headers))
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "spans", _checked_spans(where, self.spans, len(self.output_ids)))
 

@@ -108,6 +108,18 @@ def test_a_bad_rollout_says_what_and_where(make_rollout, change, message):
         make_rollout(**change)
 
 
+def test_headers_are_kept_by_lower_case_name(call):
+    kept = dataclasses.replace(call, headers={"thread-id": "t"})
+    assert Call.from_json(kept.to_json()) == kept != call
+    with pytest.raises(RecordError, match=r"headers must be named in lower case, got 'Thread-Id'"):
+        dataclasses.replace(call, headers={"Thread-Id": "t"})
+    with pytest.raises(RecordError, match=r"headers\['thread-id'\] must be a string, got 3"):
+        dataclasses.replace(call, headers={"thread-id": 3})
+    without = {name: value for name, value in call.to_json().items() if name != "headers"}
+    with pytest.raises(RecordError, match="missing field headers"):
+        Call.from_json(without)
+
+
 def test_bad_small_records_say_what_and_where():
     with pytest.raises(RecordError, match=r"Span: start, end must be 0 <= start < end, got \(2, 2\)"):
         Span(role=Role.ARGS, start=2, end=2)
@@ -122,7 +134,7 @@ def test_bad_small_records_say_what_and_where():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, r"Call\.from_json: got schema 2, this version reads schema 1"),
+        ({"schema": 3}, r"Call\.from_json: got schema 3, this version reads schema 2"),
         ({"ouput_ids": []}, r"unknown field 'ouput_ids'\. Did you mean 'output_ids'\?"),
         ({"spans": [["ACTION", 0]]}, r"a nested field cannot be read"),
         ({"spans": [["LABEL", 0, 1]]}, r"a nested field cannot be read: KeyError\('LABEL'\)"),
