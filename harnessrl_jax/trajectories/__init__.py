@@ -10,27 +10,33 @@ from harnessrl_jax.trajectories.credit import (
     process_by_call_index,
     supervised_calls,
 )
+from harnessrl_jax.trajectories.fitting import Bucket
 from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall, build_lineage
 from harnessrl_jax.trajectories.packing import (
-    PackedBatch,
+    GroupTrees,
     PackedStep,
     PackingReport,
+    RowReport,
+    group_trees,
     pack,
+    pack_buckets,
     pack_groups,
-    target_context,
 )
 from harnessrl_jax.trajectories.parsing import ParsedOutput, ToolBlock, parse_tool_calls
 from harnessrl_jax.trajectories.records import Call, LogpKind, Role, Rollout, Span, Task, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles, call_roles
+from harnessrl_jax.trajectories.rows import PackedBatch, target_context
 from harnessrl_jax.trajectories.targets import Targets, build_targets
 from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, ancestor, build, path
 
 __all__ = [
     "ROOT",
+    "Bucket",
     "Call",
     "CreditedCall",
     "CreditedCalls",
     "Drop",
+    "GroupTrees",
     "Lineage",
     "LinkedCall",
     "LogpKind",
@@ -42,6 +48,7 @@ __all__ = [
     "PrefixTree",
     "Role",
     "Rollout",
+    "RowReport",
     "Span",
     "Targets",
     "Task",
@@ -54,9 +61,11 @@ __all__ = [
     "build_targets",
     "call_advantages",
     "call_roles",
+    "group_trees",
     "leave_one_out",
     "loss_weights",
     "pack",
+    "pack_buckets",
     "pack_groups",
     "parse_tool_calls",
     "path",

@@ -1,6 +1,7 @@
 """A tree with targets -> parts that fit a row, each target in one part with its whole context. NumPy only."""
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from jaxtyping import Int32
 
 from harnessrl_jax.errors import PackingError
 from harnessrl_jax.trajectories.targets import Targets
-from harnessrl_jax.trajectories.trees import PrefixTree
+from harnessrl_jax.trajectories.trees import PrefixTree, path_ranges
 
 # Inside an unbranched run a cut is tried every row_targets / CUTS_IN_A_ROW targets.
 CUTS_IN_A_ROW = 16
@@ -37,8 +38,12 @@ def prune(tree: PrefixTree, targets: Targets) -> tuple[PrefixTree, Targets]:
     Returns:
       The tree of the sources and their ancestors, and the targets with their sources renumbered.
     """
-    first = np.zeros(len(tree.token) + 1, np.int64)
-    np.cumsum(np.bincount(targets.source, minlength=len(tree.token)), out=first[1:])
+    has_target = np.zeros(len(tree.token), np.bool_)
+    has_target[targets.source] = True
+    if np.all(has_target | (tree.subtree_end > np.arange(1, len(has_target) + 1))):
+        return tree, targets  # every branch ends with a source
+    first = np.zeros(len(has_target) + 1, np.int32)
+    np.cumsum(has_target, out=first[1:])
     keep = first[tree.subtree_end] > first[:-1]
     renumber = np.zeros(len(keep) + 1, np.int32)
     np.cumsum(keep, out=renumber[1:])
@@ -76,29 +81,42 @@ def parts(tree: PrefixTree, targets: Targets, *, row_slots: int, row_targets: in
             f"A path of {int(tree.depth.max()) + 1} tokens does not fit a row of {row_slots} slots. "
             "Leave out its call and count it as too_long, or make the rows longer."
         )
+    borders = _borders(tree, targets, row_slots, row_targets)
+    first = targets.source[borders[:-1]]
+    depth = tree.depth[first]
+    above = path_ranges(tree, first, np.zeros(len(first), np.int64), depth)
+    ends = np.cumsum(depth).tolist()
+    for part, (begin, end) in enumerate(itertools.pairwise(borders)):
+        repeated = above[ends[part] - int(depth[part]) : ends[part]]
+        yield _part(tree, repeated, Targets(*(field[begin:end] for field in targets)))
+
+
+def _part(tree: PrefixTree, above: Int32[np.ndarray, " repeated"], targets: Targets) -> Part:
+    """The nodes of `above`, then all from the first source to the last one: in depth-first order nothing else is."""
+    low, high = int(targets.source[0]), int(targets.source[-1]) + 1
+    token, _, position, end = (np.concatenate([field[above], field[low:high]]) for field in tree)
+    shift = np.int32(len(above) - low)
+    return Part(
+        token=token,
+        position=position,
+        subtree_end=np.minimum(end, high) + shift,
+        targets=targets._replace(source=targets.source + shift),
+    )
+
+
+def _borders(tree: PrefixTree, targets: Targets, row_slots: int, row_targets: int) -> list[int]:
+    """Where the parts begin in the targets, and the end of the last one."""
     roots = np.flatnonzero(tree.depth == 0)
     edges = np.append(np.searchsorted(targets.source, roots), len(targets.source)).tolist()
     sizes = (tree.subtree_end[roots] - roots).tolist()
+    out = [0]
     for size, begin, end in zip(sizes, edges[:-1], edges[1:], strict=True):
         if size <= row_slots and end - begin <= row_targets:
-            cuts = [begin, end]
+            out.append(end)
         else:
             source = targets.source[begin:end]
-            cuts = [begin + cut for cut in _cuts(tree.depth[source], source, row_slots, row_targets)]
-        for first, last in itertools.pairwise(cuts):
-            yield _part(tree, Targets(*(field[first:last] for field in targets)))
-
-
-def _part(tree: PrefixTree, targets: Targets) -> Part:
-    low, high = int(targets.source[0]), int(targets.source[-1])
-    above = np.flatnonzero(tree.subtree_end[:low] > low)
-    node = np.concatenate([above, np.arange(low, high + 1)])
-    return Part(
-        token=tree.token[node],
-        position=tree.depth[node],
-        subtree_end=np.searchsorted(node, tree.subtree_end[node]).astype(np.int32),
-        targets=targets._replace(source=np.searchsorted(node, targets.source).astype(np.int32)),
-    )
+            out += [begin + cut for cut in _cuts(tree.depth[source], source, row_slots, row_targets)[1:]]
+    return out
 
 
 def _cuts(
@@ -108,7 +126,8 @@ def _cuts(
 
     In a pruned tree the targets a..b-1 need the path to source[a] and every node from there to source[b-1], that is
     depth[a] + 1 + source[b-1] - source[a] slots. `best[k]` is the least total over all ways to cut before border k;
-    the slots a part needs fall as its first target moves right, so the borders in reach are a range.
+    the slots a part needs fall as its first target moves right, so the borders in reach are a range whose ends only
+    move right: a queue of the candidates, cheapest first, gives each minimum at once.
     """
     count = len(source)
     step = np.diff(source)
@@ -117,18 +136,23 @@ def _cuts(
     border = np.concatenate([[0], np.flatnonzero(jump | regular) + 1, [count]])
     gain = depth[border[:-1]].astype(np.int64) + 1 - source[border[:-1]]
     scale = len(border) + 1  # slots decide, then the number of parts
-    best = np.zeros(len(border), np.int64)
-    came_from = np.zeros(len(border), np.int64)
     last = source[border[1:] - 1].astype(np.int64)
     reach = np.maximum(
         np.searchsorted(-gain, last - row_slots), np.searchsorted(border[:-1], border[1:] - row_targets)
     ).tolist()
+    came_from = [0]
+    cost = [int(gain[0]) * scale]  # best[j] + gain[j] * scale, of which each border wants the least in its reach
+    window: deque[int] = deque()
     for k, (low, tip) in enumerate(zip(reach, last.tolist(), strict=True), start=1):
-        cost = best[low:k] + (gain[low:k] + tip) * scale + 1
-        choice = int(np.argmin(cost))
-        best[k] = cost[choice]
-        came_from[k] = low + choice
+        while window and cost[window[-1]] > cost[k - 1]:
+            window.pop()
+        window.append(k - 1)
+        while window[0] < low:
+            window.popleft()
+        came_from.append(window[0])
+        best = cost[window[0]] + tip * scale + 1
+        cost.append(best + (int(gain[k]) * scale if k < len(gain) else 0))
     cuts = [len(border) - 1]
     while cuts[-1] > 0:
-        cuts.append(int(came_from[cuts[-1]]))
+        cuts.append(came_from[cuts[-1]])
     return border[cuts[::-1]].tolist()

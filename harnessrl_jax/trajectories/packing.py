@@ -1,89 +1,87 @@
-"""Trees and targets -> rows of one fixed shape, and a report of what did not fit and why. NumPy only.
+"""Trees and targets -> rows of a few fixed shapes, and a report of what did not fit and why. NumPy only."""
 
-A packed row holds parts of prefix trees one after the other; a target says which slot predicts which token. What a
-target depends on is exactly its slot s and the slots j with `j <= s < subtree_end[j]`.
-"""
-
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int32
 
 from harnessrl_jax.errors import PackingError
-from harnessrl_jax.trajectories.accounting import Drop, canonical_order, merge_drops
+from harnessrl_jax.trajectories.accounting import Drop, merge_drops
 from harnessrl_jax.trajectories.credit import CreditedCall, CreditedCalls, LossMean
 from harnessrl_jax.trajectories.cutting import Part, parts, prune
+from harnessrl_jax.trajectories.fitting import Bucket, FittedRow, Size, check_buckets, first_fit
+from harnessrl_jax.trajectories.rows import PackedBatch, empty_batch, fill_row
 from harnessrl_jax.trajectories.targets import Targets, build_targets
-from harnessrl_jax.trajectories.trees import PrefixTree, build
+from harnessrl_jax.trajectories.trees import PrefixTree, ancestor, build
+
+Item = tuple[PrefixTree, Targets]
 
 
-class PackedBatch(NamedTuple):
-    """Rows of one shape: trees in slots, and the targets that read them. NumPy on the host, a pytree on the device.
-
-    Padding: token, position, source, target, advantage and weight 0, `subtree_end` = own slot + 1 (a pad sees only
-    itself), call and rollout -1.
+class RowReport(NamedTuple):
+    """How well one row is filled.
 
     Attributes:
-      token: token id of the slot.
-      position: depth of the slot in its tree; the position id.
-      subtree_end: one past the last slot below this one, in slots of the row.
-      source: slot whose hidden state predicts the target.
-      target: token id to predict.
-      logp_behaviour: log-probability the sampler reported, nats; read only where `has_logp`.
-      has_logp: whether there is one.
-      advantage: credit of the token.
-      role: `Role` of the token; NONE on padding.
-      weight: loss weight; 0 exactly on padding.
-      success: whether the token's rollout had an outcome reward above 0.
-      call: number of the call in the step.
-      rollout: number of the rollout in the step.
+      bucket: number of its bucket.
+      slots: slots that hold a token.
+      targets: targets.
+      call_slots: slots that the calls trained here would need one by one.
+      row_slots: slots of the row.
     """
 
-    token: Int32[np.ndarray, "row slot"]
-    position: Int32[np.ndarray, "row slot"]
-    subtree_end: Int32[np.ndarray, "row slot"]
-    source: Int32[np.ndarray, "row target"]
-    target: Int32[np.ndarray, "row target"]
-    logp_behaviour: Float32[np.ndarray, "row target"]
-    has_logp: Bool[np.ndarray, "row target"]
-    advantage: Float32[np.ndarray, "row target"]
-    role: Int8[np.ndarray, "row target"]
-    weight: Float32[np.ndarray, "row target"]
-    success: Bool[np.ndarray, "row target"]
-    call: Int32[np.ndarray, "row target"]
-    rollout: Int32[np.ndarray, "row target"]
+    bucket: int
+    slots: int
+    targets: int
+    call_slots: int
+    row_slots: int
+
+    @property
+    def fill(self) -> float:
+        """Share of the row's slots that hold a token, 0 to 1."""
+        return self.slots / self.row_slots
+
+    @property
+    def reuse(self) -> float:
+        """How many calls a slot serves on average."""
+        return self.call_slots / self.slots
 
 
 class PackingReport(NamedTuple):
     """How well a batch is filled, and what is not in it.
 
     Attributes:
-      rows_used: rows that hold something; they come first.
+      rows: the rows that hold something, bucket after bucket; in a batch they come first.
       rows_wanted: rows that everything would have needed.
-      slots_used: slots that hold a token.
-      targets_used: targets in the batch.
-      row_slots: slots of a row.
       call_slots: slots that the same calls would need one by one.
       tree_slots: slots of their trees before any was cut.
       dropped: calls and sampled tokens by reason; a tree that found no room is "no_room", a call longer than a row
         "too_long".
     """
 
-    rows_used: int
+    rows: tuple[RowReport, ...]
     rows_wanted: int
-    slots_used: int
-    targets_used: int
-    row_slots: int
     call_slots: int
     tree_slots: int
     dropped: Mapping[str, Drop]
 
     @property
+    def rows_used(self) -> int:
+        """Rows that hold something."""
+        return len(self.rows)
+
+    @property
+    def slots_used(self) -> int:
+        """Slots that hold a token."""
+        return sum(row.slots for row in self.rows)
+
+    @property
+    def targets_used(self) -> int:
+        """Targets in the batch."""
+        return sum(row.targets for row in self.rows)
+
+    @property
     def fill(self) -> float:
         """Share of the used rows' slots that hold a token, 0 to 1."""
-        return self.slots_used / max(self.rows_used * self.row_slots, 1)
+        return self.slots_used / max(sum(row.row_slots for row in self.rows), 1)
 
     @property
     def reuse(self) -> float:
@@ -112,13 +110,26 @@ class PackedStep(NamedTuple):
     rollouts: tuple[str, ...]
 
 
+class GroupTrees(NamedTuple):
+    """A step's calls as trees, before they have places in rows.
+
+    Attributes:
+      items: the tree of each group of rollouts, and its targets.
+      calls: the credited calls; `Targets.call` counts through them.
+      rollouts: rollout ids; `Targets.rollout` counts through them.
+      dropped: calls and sampled tokens that have no target, by reason.
+    """
+
+    items: tuple[Item, ...]
+    calls: tuple[CreditedCall, ...]
+    rollouts: tuple[str, ...]
+    dropped: Mapping[str, Drop]
+
+
 def pack_groups(
     credited: CreditedCalls, *, loss_mean: LossMean, row_slots: int, row_targets: int, max_rows: int
 ) -> PackedStep:
-    """Builds one tree for each group of rollouts and packs them.
-
-    The rollouts of a group share system prompt and question, so their calls share one tree and each shared token is
-    computed once. A call whose tokens exceed a row is dropped as "too_long" before the loss weights are taken.
+    """Builds one tree for each group of rollouts and packs them into rows of one shape.
 
     Args:
       credited: the calls of a step.
@@ -129,35 +140,67 @@ def pack_groups(
 
     Returns:
       The batch, its report, and what the call and rollout numbers mean. The same for every order of the calls.
+
+    Raises:
+      PackingError: a shape below 1.
     """
-    calls = tuple(sorted(credited.calls, key=lambda c: canonical_order(c.call)))
-    rollouts = {(c.call.run_id, c.call.rollout_id): None for c in calls}
-    number = {key: place for place, key in enumerate(rollouts)}
-    fits = [len(c.call.prompt_ids) + len(c.call.output_ids) - 1 <= row_slots for c in calls]
-    long = [len(c.call.output_ids) for c, fit in zip(calls, fits, strict=True) if not fit]
-    items: list[tuple[PrefixTree, Targets]] = []
-    places = [place for place, fit in enumerate(fits) if fit]
-    for _, members in itertools.groupby(places, key=lambda p: (calls[p].call.run_id, calls[p].call.group_id)):
-        group = list(members)
-        own = [calls[place] for place in group]
-        tree, leaf = build([np.concatenate([c.call.prompt_ids, c.call.output_ids]) for c in own])
-        rollout = np.array([number[c.call.run_id, c.call.rollout_id] for c in own], np.int32)
-        call = np.array(group, np.int32)
-        targets = build_targets(tree, leaf, own, call_number=call, rollout_number=rollout, loss_mean=loss_mean)
+    trees = group_trees(credited, loss_mean=loss_mean, row_slots=row_slots)
+    batch, report = pack(trees.items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
+    report = report._replace(dropped=merge_drops(trees.dropped, report.dropped))
+    return PackedStep(batch=batch, report=report, calls=trees.calls, rollouts=trees.rollouts)
+
+
+def group_trees(credited: CreditedCalls, *, loss_mean: LossMean, row_slots: int) -> GroupTrees:
+    """Builds one tree for each group of rollouts, and the targets of its calls.
+
+    The rollouts of a group share system prompt and question, so their calls share one tree and each shared token is
+    computed once. A call whose tokens exceed a row is dropped as "too_long" before the loss weights are taken.
+
+    Args:
+      credited: the calls of a step.
+      loss_mean: how targets are weighted, see `loss_weights`.
+      row_slots: slots of the longest row there is.
+
+    Returns:
+      The trees. The same for every order of the calls.
+    """
+    groups: dict[tuple[str, str], list[CreditedCall]] = {}
+    for item in credited.calls:
+        groups.setdefault((item.call.run_id, item.call.group_id), []).append(item)
+    items: list[Item] = []
+    calls: list[CreditedCall] = []
+    rollouts: dict[tuple[str, str], int] = {}
+    long: list[int] = []
+    for (run, _), group in sorted(groups.items()):
+        members, tree, leaf = _ordered(group)
+        call = np.arange(len(calls), len(calls) + len(members), dtype=np.int32)
+        calls += members
+        number = [rollouts.setdefault((run, item.call.rollout_id), len(rollouts)) for item in members]
+        fits = [len(item.call.prompt_ids) + len(item.call.output_ids) - 1 <= row_slots for item in members]
+        long += [len(item.call.output_ids) for item, fit in zip(members, fits, strict=True) if not fit]
+        kept = np.flatnonzero(fits)
+        targets = build_targets(
+            tree,
+            leaf[kept],
+            [members[place] for place in kept],
+            call_number=call[kept],
+            rollout_number=np.array(number, np.int32)[kept],
+            loss_mean=loss_mean,
+        )
         items.append((tree, targets))
-    batch, report = pack(items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
     too_long = {"too_long": Drop(calls=len(long), tokens=sum(long))} if long else {}
-    report = report._replace(dropped=merge_drops(credited.dropped, report.dropped, too_long))
-    return PackedStep(batch=batch, report=report, calls=calls, rollouts=tuple(rollout for _, rollout in rollouts))
+    return GroupTrees(
+        items=tuple(items),
+        calls=tuple(calls),
+        rollouts=tuple(rollout for _, rollout in rollouts),
+        dropped=merge_drops(credited.dropped, too_long),
+    )
 
 
 def pack(
-    items: Sequence[tuple[PrefixTree, Targets]], *, row_slots: int, row_targets: int, max_rows: int
+    items: Sequence[Item], *, row_slots: int, row_targets: int, max_rows: int
 ) -> tuple[PackedBatch, PackingReport]:
-    """Lays trees into rows, first-fit-decreasing; a tree longer than a row is cut, repeating as little as possible.
-
-    An item is packed whole or not at all. If the rows do not suffice, the last items that stand beyond them are left
-    out as "no_room". Nodes that no target depends on take no slot.
+    """Lays trees into rows of one shape: `pack_buckets` with one bucket.
 
     Args:
       items: trees with their targets, sorted by source; a call lies in one item.
@@ -171,110 +214,108 @@ def pack(
     Raises:
       PackingError: a path longer than a row, a weight that is not above 0, unsorted targets, or a shape below 1.
     """
-    for name, value in (("row_slots", row_slots), ("row_targets", row_targets), ("max_rows", max_rows)):
-        if value < 1:
-            raise PackingError(f"pack: {name} must be at least 1, got {value}.")
+    (batch,), report = pack_buckets(items, [Bucket(row_slots, row_targets, max_rows)])
+    return batch, report
+
+
+def pack_buckets(items: Sequence[Item], buckets: Sequence[Bucket]) -> tuple[tuple[PackedBatch, ...], PackingReport]:
+    """Lays trees into rows of a few shapes, first-fit-decreasing; each row takes the smallest shape that holds it.
+
+    A tree longer than a row of the last bucket is cut, repeating as little as possible. An item is packed whole or not
+    at all. If the rows do not suffice, the last items that stand beyond them are left out as "no_room". Nodes that no
+    target depends on take no slot. The loss is a sum over all rows of all batches, divided once by all their weights.
+
+    Args:
+      items: trees with their targets, sorted by source, such as `group_trees(...).items`; a call lies in one item.
+      buckets: the shapes a step may have, from small to large.
+
+    Returns:
+      One batch for each bucket, and the report of all of them.
+
+    Raises:
+      PackingError: a path longer than a row, a weight that is not above 0, unsorted targets, or buckets out of order.
+    """
+    check_buckets(buckets)
     if any(not np.all(targets.weight > 0) for _, targets in items):
         raise PackingError("pack: a target has weight 0 or less, which means padding. Leave such targets out.")
     if any(np.any(np.diff(targets.source) < 0) for _, targets in items):
         raise PackingError("pack: the targets of a tree must be sorted by source. Sort them, as build_targets does.")
     pruned = [prune(tree, targets) for tree, targets in items]
-    cut = [list(parts(*item, row_slots=row_slots, row_targets=row_targets)) for item in pruned]
-    chosen = list(range(len(items)))
-    rows = _first_fit([(place, part) for place in chosen for part in cut[place]], row_slots, row_targets)
-    rows_wanted = len(rows)
-    while len(rows) > max_rows:
-        beyond = {place for row in rows[max_rows:] for place, _ in row}
-        chosen.remove(max(beyond))
-        rows = _first_fit([(place, part) for place in chosen for part in cut[place]], row_slots, row_targets)
-    batch = _empty(row_slots, row_targets, max_rows)
-    for row, content in enumerate(rows):
-        _fill(batch, row, [part for _, part in content])
-    left_out = [pruned[place][1] for place in range(len(items)) if place not in set(chosen)]
-    no_room = Drop(
-        calls=sum(len(np.unique(targets.call)) for targets in left_out), tokens=sum(len(t.token) for t in left_out)
-    )
-    return batch, PackingReport(
-        rows_used=len(rows),
+    shape = {"row_slots": buckets[-1].row_slots, "row_targets": buckets[-1].row_targets}
+    content = [(place, part) for place, item in enumerate(pruned) for part in parts(*item, **shape)]
+    content, rows, rows_wanted = _fitted(content, buckets)
+    batches = tuple(empty_batch(*bucket) for bucket in buckets)
+    reports: list[RowReport] = []
+    for number, (batch, bucket) in enumerate(zip(batches, buckets, strict=True)):
+        for place, row in enumerate(row for row in rows if row.bucket == number):
+            held = [content[member][1] for member in row.members]
+            fill_row(batch, place, held)
+            reports.append(_row_report(number, bucket, held))
+    chosen = {place for place, _ in content}
+    packed = [item for place, item in enumerate(pruned) if place in chosen]
+    left_out = [targets for place, (_, targets) in enumerate(pruned) if place not in chosen and len(targets.token)]
+    return batches, PackingReport(
+        rows=tuple(reports),
         rows_wanted=rows_wanted,
-        slots_used=sum(len(part.token) for row in rows for _, part in row),
-        targets_used=sum(len(part.targets.token) for row in rows for _, part in row),
-        row_slots=row_slots,
-        call_slots=sum(_call_slots(*pruned[place]) for place in chosen),
-        tree_slots=sum(len(pruned[place][0].token) for place in chosen),
-        dropped={"no_room": no_room} if left_out else {},
+        call_slots=sum(_call_slots(targets, tree.depth) for tree, targets in packed),
+        tree_slots=sum(len(tree.token) for tree, _ in packed),
+        dropped={"no_room": _dropped(left_out)} if left_out else {},
     )
 
 
-def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarray, " depth"]:
-    """Token ids a target is conditioned on, root first: the slots that its source can see.
+def _ordered(group: Sequence[CreditedCall]) -> tuple[list[CreditedCall], PrefixTree, np.ndarray]:
+    """The calls of a group sorted by what they are, and the tree of what they condition on, with its leaves.
 
-    Args:
-      batch: a packed batch on the host.
-      row: row of the target.
-      target: its place in the row.
-
-    Returns:
-      The ids; for a target of a call, the prompt and the output before it.
+    Sorted by rollout, session, prompt, output and place in the traffic. Nodes in depth-first order sort like the ids
+    that lead to them, so the end of a prompt stands for the prompt.
     """
-    source = int(batch.source[row, target])
-    return batch.token[row, np.flatnonzero(batch.subtree_end[row, : source + 1] > source)]
+    tree, leaf = build([np.concatenate((i.call.prompt_ids, i.call.output_ids[:-1]), dtype=">i4") for i in group])
+    end = ancestor(tree, leaf, np.array([len(item.call.prompt_ids) - 1 for item in group])).tolist()
+
+    def content(place: int) -> tuple[str, int, str, int, bytes, int, int, str]:
+        call = group[place].call
+        output = call.output_ids.astype(">i4").tobytes()
+        return call.rollout_id, call.attempt, call.session_id, end[place], output, call.seq, call.choice, call.call_id
+
+    order = sorted(range(len(group)), key=content)
+    return [group[place] for place in order], tree, leaf[order]
 
 
-def _first_fit(content: Sequence[tuple[int, Part]], row_slots: int, row_targets: int) -> list[list[tuple[int, Part]]]:
-    """Rows of (item, part): the largest parts first, each in the first row with room for its slots and targets."""
-    order = sorted(range(len(content)), key=lambda i: (-len(content[i][1].token), -len(content[i][1].targets.token), i))
-    rows: list[list[tuple[int, Part]]] = []
-    slots = np.full(len(content), row_slots)
-    targets = np.full(len(content), row_targets)
-    for place in order:
-        part = content[place][1]
-        row = int(np.argmax((slots >= len(part.token)) & (targets >= len(part.targets.token))))
-        if row >= len(rows):
-            rows.append([])
-        rows[row].append(content[place])
-        slots[row] -= len(part.token)
-        targets[row] -= len(part.targets.token)
-    return rows
+def _fitted(
+    content: list[tuple[int, Part]], buckets: Sequence[Bucket]
+) -> tuple[list[tuple[int, Part]], list[FittedRow], int]:
+    """The (item, part) pairs that are packed, their rows, and the rows that all would have needed."""
+    rows_wanted = None
+    while True:
+        rows = first_fit([Size(len(part.token), len(part.targets.token)) for _, part in content], buckets)
+        rows_wanted = len(rows) if rows_wanted is None else rows_wanted
+        beyond = [content[member][0] for row in rows if row.bucket is None for member in row.members]
+        if not beyond:
+            return content, rows, rows_wanted
+        content = [pair for pair in content if pair[0] != max(beyond)]
 
 
-def _call_slots(tree: PrefixTree, targets: Targets) -> int:
-    """Slots the item's calls would need one by one: the path to the last source of each."""
-    _, place = np.unique(targets.call, return_inverse=True)
-    longest = np.zeros(int(place.max()) + 1 if len(place) else 0, np.int64)
-    np.maximum.at(longest, place, tree.depth[targets.source] + 1)
+def _row_report(number: int, bucket: Bucket, held: Sequence[Part]) -> RowReport:
+    return RowReport(
+        bucket=number,
+        slots=sum(len(part.token) for part in held),
+        targets=sum(len(part.targets.token) for part in held),
+        call_slots=sum(_call_slots(part.targets, part.position) for part in held),
+        row_slots=bucket.row_slots,
+    )
+
+
+def _call_slots(targets: Targets, depth: np.ndarray) -> int:
+    """Slots the calls would need one by one: the path to the last source of each."""
+    if not len(targets.call):
+        return 0
+    longest = np.zeros(int(targets.call.max()) + 1, np.int64)
+    longest[targets.call] = depth[targets.source] + 1  # sources ascend, so the last one of each call stays
     return int(longest.sum())
 
 
-def _empty(row_slots: int, row_targets: int, rows: int) -> PackedBatch:
-    slots, targets = (rows, row_slots), (rows, row_targets)
-    return PackedBatch(
-        token=np.zeros(slots, np.int32),
-        position=np.zeros(slots, np.int32),
-        subtree_end=np.tile(np.arange(1, row_slots + 1, dtype=np.int32), (rows, 1)),
-        source=np.zeros(targets, np.int32),
-        target=np.zeros(targets, np.int32),
-        logp_behaviour=np.zeros(targets, np.float32),
-        has_logp=np.zeros(targets, np.bool_),
-        advantage=np.zeros(targets, np.float32),
-        role=np.zeros(targets, np.int8),
-        weight=np.zeros(targets, np.float32),
-        success=np.zeros(targets, np.bool_),
-        call=np.full(targets, -1, np.int32),
-        rollout=np.full(targets, -1, np.int32),
+def _dropped(left_out: Sequence[Targets]) -> Drop:
+    return Drop(
+        calls=sum(len(np.unique(targets.call)) for targets in left_out),
+        tokens=sum(len(targets.token) for targets in left_out),
     )
-
-
-def _fill(batch: PackedBatch, row: int, content: Sequence[Part]) -> None:
-    slot = first = 0
-    for part in content:
-        here = slice(slot, slot + len(part.token))
-        there = slice(first, first + len(part.targets.token))
-        batch.token[row, here] = part.token
-        batch.position[row, here] = part.position
-        batch.subtree_end[row, here] = part.subtree_end + slot
-        batch.source[row, there] = part.targets.source + slot
-        batch.target[row, there] = part.targets.token
-        for name in ("logp_behaviour", "has_logp", "advantage", "role", "weight", "success", "call", "rollout"):
-            getattr(batch, name)[row, there] = getattr(part.targets, name)
-        slot, first = here.stop, there.stop

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int8, Int32
 
 from harnessrl_jax.trajectories.credit import CreditedCall, LossMean, loss_weights
+from harnessrl_jax.trajectories.records import Call, Role
 from harnessrl_jax.trajectories.roles import call_roles
-from harnessrl_jax.trajectories.trees import PrefixTree, ancestor, offsets
+from harnessrl_jax.trajectories.trees import PrefixTree, path_ranges
 
 
 class Targets(NamedTuple):
@@ -53,7 +54,8 @@ def build_targets(
     """Every sampled token of every call, sorted by source, then in the order of the calls.
 
     Args:
-      tree: prefix tree of prompt + output of the calls.
+      tree: prefix tree of the calls, each with its prompt and at least all but the last token of its output, which
+        predicts nothing.
       leaf: last node of each call.
       calls: the calls; all trained calls of a rollout must be in the same tree for "rollout" weights, and all of a
         group for "prompt" weights.
@@ -64,27 +66,22 @@ def build_targets(
     Returns:
       The targets.
     """
-    size = np.array([len(c.call.output_ids) for c in calls], np.int64)
-    of_call = np.repeat(np.arange(len(calls)), size)
-    prompt = np.array([len(c.call.prompt_ids) for c in calls], np.int64)
-    source = ancestor(tree, np.asarray(leaf)[of_call], prompt[of_call] - 1 + offsets(size))
-    rollout = np.asarray(rollout_number, np.int32)[of_call]
-    group = {(c.call.run_id, c.call.group_id): None for c in calls}
-    number = {name: place for place, name in enumerate(group)}
-    prompt_number = np.array([number[c.call.run_id, c.call.group_id] for c in calls], np.int64)[of_call]
-    has_logp = np.array([c.call.logps is not None for c in calls], np.bool_)
-    absent = [np.zeros(n, np.float32) for n in size.tolist()]
-    logps = [zeros if c.call.logps is None else c.call.logps for c, zeros in zip(calls, absent, strict=True)]
+    records = [item.call for item in calls]
+    size = np.array([len(call.output_ids) for call in records], np.int64)
+    prompt = np.array([len(call.prompt_ids) for call in records], np.int64)
+    source = path_ranges(tree, leaf, prompt - 1, prompt - 1 + size)
+    place = np.repeat(np.arange(len(calls)), size)
+    rollout = np.asarray(rollout_number, np.int32)[place]
     targets = Targets(
         source=source,
-        token=_joined([c.call.output_ids for c in calls], np.int32),
-        logp_behaviour=_joined(logps, np.float32),
-        has_logp=has_logp[of_call],
-        advantage=np.array([c.advantage for c in calls], np.float32)[of_call],
-        role=_joined([call_roles(c.call) for c in calls], np.int8),
-        weight=loss_weights(rollout, loss_mean, call=of_call, prompt=prompt_number),
-        success=np.array([c.success for c in calls], np.bool_)[of_call],
-        call=np.asarray(call_number, np.int32)[of_call],
+        token=_joined([call.output_ids for call in records], np.int32),
+        logp_behaviour=_joined([_logps(call) for call in records], np.float32),
+        has_logp=np.array([call.logps is not None for call in records], np.bool_)[place],
+        advantage=np.array([item.advantage for item in calls], np.float32)[place],
+        role=_roles(records, size),
+        weight=loss_weights(rollout, loss_mean),
+        success=np.array([item.success for item in calls], np.bool_)[place],
+        call=np.asarray(call_number, np.int32)[place],
         rollout=rollout,
     )
     order = np.argsort(source, kind="stable")
@@ -92,4 +89,17 @@ def build_targets(
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
+    return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype)
+
+
+def _logps(call: Call) -> Float32[np.ndarray, " o"]:
+    return np.zeros(len(call.output_ids), np.float32) if call.logps is None else call.logps
+
+
+def _roles(calls: Sequence[Call], size: Int[np.ndarray, " call"]) -> Int8[np.ndarray, " target"]:
+    """The roles of each call's tokens, call after call; OTHER where a call has no spans."""
+    role = np.full(int(size.sum()), Role.OTHER, np.int8)
+    for call, end in zip(calls, np.cumsum(size).tolist(), strict=True):
+        if call.spans:
+            role[end - len(call.output_ids) : end] = call_roles(call)
+    return role

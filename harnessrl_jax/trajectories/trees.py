@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32, Int64
+from jaxtyping import Int, Int32
 
 from harnessrl_jax.errors import PackingError
 
@@ -34,29 +34,35 @@ def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
     """The prefix tree of some token sequences.
 
     Sorted sequences that share a prefix are neighbours, so the longest common prefix of each with the one before
-    says which of its tokens are new; read in that order the new tokens are the tree in depth-first order.
-    O(tokens) array work after one sort of the sequences, whatever their order.
+    says which of its tokens are new; read in that order the new tokens are the tree in depth-first order. Tokens that
+    are not new are only compared, as bytes: n log n comparisons of sequences, whatever their order.
 
     Args:
       sequences: token ids of each sequence, 0 <= id < 2**31; may be empty, may repeat.
 
     Returns:
       The tree, and for each sequence the node of its last token (`ROOT` if the sequence is empty).
+
+    Raises:
+      PackingError: a sequence is not of integers in that range.
     """
-    length = np.array([len(s) for s in sequences], np.int64)
-    keys: list[bytes] = [np.asarray(s, ">i4").tobytes() for s in sequences]  # big-endian, so that bytes sort like ids
-    ranked = sorted(range(len(keys)), key=keys.__getitem__)
-    order = np.array(ranked, np.int64)
-    length = length[order]
-    token = np.frombuffer(b"".join([keys[place] for place in ranked]), ">i4").astype(np.int32)
-    shared = _shared_with_previous(token, length)
-    position = offsets(length)
-    new = position >= np.repeat(shared, length)
-    depth = position[new].astype(np.int32)
-    parent, subtree_end, last = _links(shared, length, len(depth))
+    keys = [_key(sequence) for sequence in sequences]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    shared: list[int] = []
+    new: list[bytes] = []
+    before = b""
+    for place in order:
+        key = keys[place]
+        shared.append(_common_tokens(before, key))
+        new.append(key[4 * shared[-1] :])
+        before = key
+    token = np.frombuffer(b"".join(new), ">i4").astype(np.int32)
+    if token.size and token.min() < 0:
+        raise PackingError(f"build: token id {token.min()} is negative. Ids run from 0 to 2**31 - 1.")
+    parent, depth, subtree_end, last = _links(shared, [len(keys[place]) // 4 for place in order], len(token))
     leaf = np.empty(len(keys), np.int32)
     leaf[order] = last
-    return PrefixTree(token=token[new], parent=parent, depth=depth, subtree_end=subtree_end), leaf
+    return PrefixTree(token=token, parent=parent, depth=depth, subtree_end=subtree_end), leaf
 
 
 def path(tree: PrefixTree, leaf: int) -> Int32[np.ndarray, " depth"]:
@@ -68,13 +74,59 @@ def path(tree: PrefixTree, leaf: int) -> Int32[np.ndarray, " depth"]:
     return np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf).astype(np.int32)
 
 
+def path_ranges(
+    tree: PrefixTree,
+    leaf: Int[np.ndarray, " query"],
+    low: Int[np.ndarray, " query"],
+    high: Int[np.ndarray, " query"],
+) -> Int32[np.ndarray, " found"]:
+    """For each query the nodes on the path to `leaf` with `low <= depth < high`, ascending; query after query.
+
+    Nodes without a branch between them have consecutive numbers, so a path is a few ranges: one for each branch point
+    on the way up. All queries climb one such range at a time.
+
+    Args:
+      tree: any prefix tree.
+      leaf: nodes of the tree; anything where `low == high`.
+      low: 0 or more.
+      high: at most the depth of the leaf plus 1.
+
+    Returns:
+      The nodes; `sum(high - low)` of them.
+
+    Raises:
+      PackingError: a range that is not on the path.
+    """
+    leaf, low, high = (np.asarray(field, np.int64) for field in (leaf, low, high))
+    size = high - low
+    query = np.flatnonzero(size)
+    node, wanted, stop = leaf[query], low[query], high[query]
+    if size.min(initial=0) < 0 or np.any((node < 0) | (wanted < 0) | (stop > tree.depth[node] + 1)):
+        raise PackingError("path_ranges: a range of depths is not on the path to its leaf. Give a node below it.")
+    first_out = (np.cumsum(size) - high)[query]  # a node of depth d stands at first_out + d
+    tops = np.flatnonzero(tree.parent[1:] != np.arange(len(tree.parent) - 1)) + 1
+    tops = np.concatenate([np.zeros(1, np.int64), tops])
+    place, shift = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    while len(node):
+        top = tops[np.searchsorted(tops, node, side="right") - 1]
+        depth = tree.depth[top]
+        wide = depth < stop
+        place.append((first_out + np.maximum(wanted, depth))[wide])
+        shift.append((top - depth - first_out)[wide])  # from the place of a node of this range to its number
+        more = depth > wanted
+        node, wanted, stop, first_out = tree.parent[top[more]], wanted[more], stop[more], first_out[more]
+    places, shifts = np.concatenate(place), np.concatenate(shift)
+    upward = np.argsort(places)
+    total = int(size.sum())
+    out = np.arange(total)
+    out += np.repeat(shifts[upward], np.diff(places[upward], append=total))
+    return out.astype(np.int32)
+
+
 def ancestor(
     tree: PrefixTree, node: Int[np.ndarray, " query"], depth: Int[np.ndarray, " query"]
 ) -> Int32[np.ndarray, " query"]:
     """For each pair the node at that depth on the path to `node`; `ROOT` for a negative depth.
-
-    In depth-first order it is the last node up to `node` that has this depth, which one search in the nodes sorted
-    by (depth, node) finds.
 
     Args:
       tree: any prefix tree.
@@ -83,59 +135,66 @@ def ancestor(
 
     Returns:
       The ancestors.
+
+    Raises:
+      PackingError: a depth below the node.
     """
-    size = len(tree.token)
-    by_depth = np.argsort(tree.depth, kind="stable")
-    key = tree.depth[by_depth].astype(np.int64) * size + by_depth
-    found = np.searchsorted(key, np.asarray(depth, np.int64) * size + node, side="right") - 1
-    return np.where(np.asarray(depth) < 0, ROOT, by_depth[np.maximum(found, 0)] if size else ROOT).astype(np.int32)
+    depth = np.asarray(depth, np.int64)
+    out = np.full(len(depth), ROOT, np.int32)
+    inside = depth >= 0
+    out[inside] = path_ranges(tree, np.asarray(node)[inside], depth[inside], depth[inside] + 1)
+    return out
 
 
-def offsets(size: Int[np.ndarray, " run"]) -> Int64[np.ndarray, " item"]:
-    """0, 1, ... size-1 for each run, the runs one after the other."""
-    return np.arange(int(size.sum()), dtype=np.int64) - np.repeat(np.cumsum(size) - size, size)
+def _key(sequence: Int[np.ndarray, " token"]) -> bytes:
+    """Big-endian bytes, which sort like the ids."""
+    array = np.asarray(sequence)
+    wide = array.dtype.kind != "i" or array.dtype.itemsize > 4
+    if wide and array.size and (array.dtype.kind not in "iu" or array.max() >= 2**31 or array.min() < 0):
+        raise PackingError(f"build: got ids of type {array.dtype}, {array[:3]} ...; wanted integers below 2**31.")
+    return array.astype(">i4", copy=False).tobytes()
 
 
-def _shared_with_previous(
-    token: Int32[np.ndarray, " token"], length: Int[np.ndarray, " seq"]
-) -> Int[np.ndarray, " seq"]:
-    """Longest common prefix of each sequence with the one before it; the sequences lie one after the other."""
-    before = np.concatenate([np.zeros(1, np.int64), length[:-1]])[: len(length)]
-    most = np.minimum(length, before)
-    start = np.cumsum(length) - length
-    here = np.repeat(start, most) + offsets(most)
-    differs = np.flatnonzero(token[here] != token[here - np.repeat(before, most)])
-    first = np.cumsum(most) - most
-    at = np.searchsorted(differs, first)
-    found = np.append(differs, np.iinfo(np.int64).max)[at]
-    return np.minimum(found - first, most)
+def _common_tokens(before: bytes, key: bytes) -> int:
+    """Length of the common prefix of two keys of which `before` is not the greater one."""
+    if key.startswith(before):
+        return len(before) // 4
+    size = min(len(before), len(key)) // 4
+    return int(np.argmax(np.frombuffer(before, np.int32, size) != np.frombuffer(key, np.int32, size)))
 
 
 def _links(
-    shared: Int[np.ndarray, " seq"], length: Int[np.ndarray, " seq"], nodes: int
-) -> tuple[Int32[np.ndarray, " node"], Int32[np.ndarray, " node"], Int32[np.ndarray, " seq"]]:
-    """Parent and subtree end of every node, and the last node of every sequence, from the common prefixes.
+    shared: Sequence[int], length: Sequence[int], nodes: int
+) -> tuple[
+    Int32[np.ndarray, " node"], Int32[np.ndarray, " node"], Int32[np.ndarray, " node"], Int32[np.ndarray, " seq"]
+]:
+    """Parent, depth and subtree end of every node, and the last node of every sequence, from the common prefixes.
 
     Each sequence adds one unbranched run of nodes. `open_runs` holds the runs on the path to the newest node as
     (first node, depth of the first node); a new run closes what lies below the depth where it starts.
     """
-    parent = np.arange(-1, nodes - 1, dtype=np.int32)
-    subtree_end = np.full(nodes, nodes, np.int32)
-    last = np.full(len(length), ROOT, np.int32)
+    runs: list[tuple[int, int, int]] = []  # first node, its depth, its parent
+    closed: list[tuple[int, int]] = []  # first node of a stretch that ends together, and the end of its subtrees
+    last: list[int] = []
     open_runs: list[tuple[int, int]] = []
-    node, tip, deep = 0, ROOT, 0
-    for index, (start, stop) in enumerate(zip(shared.tolist(), length.tolist(), strict=True)):
+    node, deep = 0, 0
+    for start, stop in zip([*shared, 0], [*length, 1], strict=True):  # the one at the end closes all
         if stop > start:
             while open_runs and deep > start:
-                first, depth = open_runs[-1]
-                keep = max(start - depth, 0)
-                subtree_end[first + keep : first + deep - depth] = node
-                deep = max(depth, start)
+                first, top = open_runs[-1]
+                keep = max(start - top, 0)
+                closed.append((first + keep, node))
+                deep = top + keep
                 if keep == 0:
                     open_runs.pop()
-            parent[node] = open_runs[-1][0] + start - 1 - open_runs[-1][1] if start else ROOT
+            runs.append((node, start, open_runs[-1][0] + start - 1 - open_runs[-1][1] if start else ROOT))
             open_runs.append((node, start))
             node += stop - start
-            tip, deep = node - 1, stop
-        last[index] = tip if stop else ROOT
-    return parent, subtree_end, last
+            deep = stop
+        last.append(node - 1 if stop else ROOT)
+    first, top, above = np.array(runs[:-1], np.int32).reshape(-1, 3).T
+    parent = np.arange(-1, nodes - 1, dtype=np.int32)
+    parent[first] = above
+    depth = np.arange(nodes, dtype=np.int32) + np.repeat(top - first, np.diff(first, append=nodes))
+    begin, end = np.array(sorted(closed), np.int32).reshape(-1, 2).T
+    return parent, depth, np.repeat(end, np.diff(begin, append=nodes)), np.array(last[:-1], np.int32)

@@ -1,80 +1,283 @@
-"""How fast calls become packed rows, against a plain dictionary trie of the same calls in the same run.
+"""How fast calls become packed rows, against a plain dictionary trie that does the same job in the same run.
 
     python tests/benchmarks/packing_speed.py
 
-Prints one line for each size: CPU seconds for building trees, targets and rows; CPU seconds for only inserting the
-same token sequences into nested dictionaries; the ratio.
+Both sides turn the same credited calls into the same rows: every token inserted once for each call, one target for
+each sampled token, depth-first order, rows of one shape. The dictionary trie is the usual form in plain Python, one
+dictionary for each node, as fast as it can be written without arrays; "insertion" is its first stage alone. All figures
+are medians of CPU seconds of this process, the sides taking turns. Shapes are those of agents: a system prompt that a
+group of rollouts shares, turns that are appended, reasoning that later prompts leave out, sub-agents.
 """
 
+import gc
+import statistics
 import time
-from functools import partial
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, pack_groups
+from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, PackedBatch, pack_groups
 
 RAW = LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
 
 
-def agent_calls(rng, groups, rollouts=8, turns=8, system=400, question=60, output=60, result=90):
-    """Groups of chats that share a system prompt and grow by one answer and one result a turn."""
-    words = lambda size: rng.integers(7, 2048, size).astype(np.int32)
-    calls = []
-    for group in range(groups):
-        start = np.concatenate([words(system), words(question)])
-        for rollout in range(rollouts):
-            name, context = f"{group}/{rollout}", start
-            for turn in range(turns):
-                answer = words(output)
-                calls.append(_call(name, group, turn, context, answer))
-                context = np.concatenate([context, answer, words(result)])
-    return calls
+class Shape(NamedTuple):
+    """Lengths in tokens. Each turn samples `output`, of which later prompts leave out the first `thought`."""
+
+    system: int
+    turns: int
+    output: int
+    result: int
+    thought: int = 0
+    subagents: int = 0
+    rollouts: int = 8
 
 
-def _call(rollout, group, turn, prompt, output):
-    return Call(
-        run_id="run", task_id="t", group_id=str(group), rollout_id=rollout, attempt=0, session_id="s", agent="central",
-        trainable=True, parent_call_id=None, call_id=f"{rollout}/{turn}", seq=turn, choice=0, harness="h", dialect="d",
-        prompt_ids=prompt, output_ids=output, logps=np.full(len(output), -1.0), logp_kind=RAW, version_start=0,
-        version_end=0, finish="stop", parse_status="none", tool_calls=(), spans=(), delivered=True, request_digest="",
-        retry=False, request="", started_s=0.0, finished_s=1.0,
+CHAT = Shape(system=460, turns=8, output=60, result=90)
+SHAPES = {
+    "chat with tools": (CHAT, 15),
+    "coding agent": (Shape(system=3000, turns=20, output=100, result=300), 1),
+    "coding agent, thoughts left out": (Shape(system=3000, turns=20, output=200, result=300, thought=150), 1),
+    "coding agent with sub-agents": (Shape(system=3000, turns=20, output=100, result=300, subagents=4), 1),
+}
+SUBAGENT = Shape(system=900, turns=4, output=80, result=200)
+
+
+def credited_calls(shape: Shape, groups: int) -> CreditedCalls:
+    """The calls of some groups of rollouts, in the order in which they would be stored."""
+    rng = np.random.default_rng(0)
+    calls: list[CreditedCall] = []
+    starts = [_words(rng, SUBAGENT.system - 100), *(_words(rng, shape.system) for _ in range(groups))]
+    for group, start in enumerate(starts[1:]):
+        for rollout in range(shape.rollouts):
+            name = f"{group}/{rollout}"
+            opened = np.linspace(0, shape.turns, shape.subagents, endpoint=False).astype(int).tolist()
+            for turn, context in enumerate(_conversation(rng, shape, start)):
+                calls.append(_credited(name, group, f"main/{turn}", *context))
+                for number in range(opened.count(turn)):
+                    inner = _conversation(rng, SUBAGENT, np.concatenate([starts[0], _words(rng, 100)]))
+                    calls += [
+                        _credited(name, group, f"sub{turn}.{number}/{i}", *context) for i, context in enumerate(inner)
+                    ]
+    return CreditedCalls(calls=tuple(calls), dropped={})
+
+
+def _words(rng, size):
+    return rng.integers(7, 150_000, size).astype(np.int32)
+
+
+def _conversation(rng, shape, context):
+    for _ in range(shape.turns):
+        output = _words(rng, shape.output)
+        yield context, output
+        context = np.concatenate([context, output[shape.thought :], _words(rng, shape.result)])
+
+
+def _credited(rollout, group, name, prompt, output):
+    session, seq = name.split("/")
+    call = Call(
+        run_id="run", task_id="t", group_id=str(group), rollout_id=rollout, attempt=0, session_id=session, agent="a",
+        trainable=True, parent_call_id=None, call_id=f"{rollout}/{name}", seq=int(seq), choice=0, harness="h",
+        dialect="d", prompt_ids=prompt, output_ids=output, logps=np.full(len(output), -1.0), logp_kind=RAW,
+        version_start=0, version_end=0, finish="stop", parse_status="none", tool_calls=(), spans=(), delivered=True,
+        request_digest="", retry=False, request="", started_s=0.0, finished_s=1.0,
     )  # fmt: skip
+    return CreditedCall(call=call, advantage=1.0, success=True)
 
 
-def dictionary_trie(calls):
-    """The usual form: one dictionary for each node."""
-    roots = {}
-    for call in calls:
+# ---- the dictionary trie. A node is {token: node}; under None it holds the targets that it predicts. ----------------
+
+
+def insert(credited: CreditedCalls) -> dict[str, dict]:
+    """One trie for each group, with the targets: each token of each call is one step."""
+    roots: dict[str, dict] = {}
+    sampled: dict[str, int] = {}
+    for item in credited.calls:
+        sampled[item.call.rollout_id] = sampled.get(item.call.rollout_id, 0) + len(item.call.output_ids)
+    for number, (call, advantage, success) in enumerate(credited.calls):
         node = roots.setdefault(call.group_id, {})
-        for token in (*call.prompt_ids.tolist(), *call.output_ids.tolist()):
-            node = node.setdefault(token, {})
+        for token in call.prompt_ids.tolist():
+            after = node.get(token)
+            if after is None:
+                after = node[token] = {}
+            node = after
+        weight = 1.0 / sampled[call.rollout_id]
+        last = len(call.output_ids) - 1
+        for place, (token, logp) in enumerate(
+            zip(call.output_ids.tolist(), np.asarray(call.logps).tolist(), strict=True)
+        ):
+            targets = node.get(None)
+            if targets is None:
+                targets = node[None] = []
+            targets.append((token, logp, True, advantage, 3, weight, success, number, number))
+            if place < last:  # nobody needs the last token of a call in a row
+                after = node.get(token)
+                if after is None:
+                    after = node[token] = {}
+                node = after
     return roots
 
 
-def seconds(work, times=3):
-    """The best of a few runs."""
-    best = float("inf")
-    for _ in range(times):
-        start = time.process_time()
-        work()
-        best = min(best, time.process_time() - start)
-    return best
+def flatten(root: dict) -> tuple[list, list, list, list]:
+    """Token, depth and subtree end of each node in depth-first order, and the targets with their source."""
+    token, depth, end, targets = [], [], [], []
+    path: list[int] = []
+    stack = [(word, child, 0) for word, child in root.items()]
+    stack.sort(key=lambda entry: -entry[0])
+    while stack:
+        word, node, deep = stack.pop()
+        here = len(token)
+        while len(path) > deep:
+            end[path.pop()] = here
+        path.append(here)
+        token.append(word)
+        depth.append(deep)
+        end.append(0)
+        children = []
+        for key, child in node.items():
+            if key is None:
+                targets.extend([(here, *target) for target in child])
+            else:
+                children.append((key, child, deep + 1))
+        if len(children) > 1:
+            children.sort(key=lambda entry: -entry[0])
+        stack.extend(children)
+    for node in path:
+        end[node] = len(token)
+    return token, depth, end, targets
 
 
-def main():
-    """Measures several sizes."""
-    for groups in (2, 8, 32):
-        calls = agent_calls(np.random.default_rng(0), groups)
-        credited = CreditedCalls(calls=tuple(CreditedCall(c, 1.0, True) for c in calls), dropped={})
-        shape = {"row_slots": 4096, "row_targets": 2048, "max_rows": 8 * groups}
-        report = pack_groups(credited, loss_mean="rollout", **shape).report
-        tokens = sum(len(c.prompt_ids) + len(c.output_ids) for c in calls)
-        ours = seconds(partial(pack_groups, credited, loss_mean="rollout", **shape))
-        trie = seconds(partial(dictionary_trie, calls))
-        print(
-            f"{tokens:8d} call tokens: rows {ours:.3f} s, dictionary trie {trie:.3f} s, ratio {trie / ours:.1f}; "
-            f"reuse {report.reuse:.2f}, fill {report.fill:.2f}, repeated {report.repeated}, dropped {report.dropped}"
+def cut(tree: tuple[list, list, list, list], row_slots: int, row_targets: int) -> list[tuple]:
+    """Fills parts in depth-first order; each begins with the path to its first source."""
+    token, depth, end, targets = tree
+    parts, begin = [], 0
+    while begin < len(targets):
+        low = targets[begin][0]
+        above: list[int] = []
+        node = 0
+        while node < low:  # down the path: a node that does not hold `low` is passed with all that is below it
+            if end[node] > low:
+                above.append(node)
+                node += 1
+            else:
+                node = end[node]
+        room = low + row_slots - len(above)
+        stop = begin
+        while stop < len(targets) and targets[stop][0] < room and stop - begin < row_targets:
+            stop += 1
+        high = targets[stop - 1][0] + 1
+        nodes = [*above, *range(low, high)]
+        shift = len(above) - low
+        parts.append(
+            (
+                [token[node] for node in nodes],
+                [depth[node] for node in nodes],
+                [min(end[node], high) + shift for node in nodes],
+                [(target[0] + shift, *target[1:]) for target in targets[begin:stop]],
+            )
         )
+        begin = stop
+    return parts
+
+
+def fill(parts: list[tuple], row_slots: int, row_targets: int, max_rows: int) -> PackedBatch:
+    """First-fit-decreasing, then one list for each field of each row."""
+    rows: list[list[tuple]] = []
+    free: list[list[int]] = []
+    for part in sorted(parts, key=lambda part: -len(part[0])):
+        slots, targets = len(part[0]), len(part[3])
+        number = next((n for n, room in enumerate(free) if room[0] >= slots and room[1] >= targets), len(rows))
+        if number == len(rows):
+            rows.append([])
+            free.append([row_slots, row_targets])
+        rows[number].append(part)
+        free[number][0] -= slots
+        free[number][1] -= targets
+    slot_fields, target_fields = [[], [], []], [[] for _ in range(10)]
+    for number in range(max_rows):
+        token, position, end, found = [], [], [], []
+        for part in rows[number] if number < len(rows) else []:
+            first = len(token)
+            token.extend(part[0])
+            position.extend(part[1])
+            end.extend([first + stop for stop in part[2]])
+            found.extend([(first + target[0], *target[1:]) for target in part[3]])
+        pad = row_slots - len(token)
+        end.extend(range(len(token) + 1, row_slots + 1))
+        for field, values in zip(slot_fields, (token + [0] * pad, position + [0] * pad, end), strict=True):
+            field.append(values)
+        found.extend([(0, 0, 0.0, False, 0.0, 0, 0.0, False, -1, -1)] * (row_targets - len(found)))
+        for field, values in zip(target_fields, zip(*found, strict=True), strict=True):
+            field.append(values)
+    ints = [np.array(field, np.int32) for field in (*slot_fields, *target_fields[:2])]
+    kinds = (np.float32, np.bool_, np.float32, np.int8, np.float32, np.bool_, np.int32, np.int32)
+    return PackedBatch(*ints, *(np.array(field, kind) for field, kind in zip(target_fields[2:], kinds, strict=True)))
+
+
+def dictionary_rows(credited: CreditedCalls, row_slots: int, row_targets: int, max_rows: int) -> PackedBatch:
+    """The whole job with dictionaries and lists."""
+    roots = insert(credited)
+    parts = [part for root in roots.values() for part in cut(flatten(root), row_slots, row_targets)]
+    return fill(parts, row_slots, row_targets, max_rows)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(sides: dict[str, Callable[[], Any]], times: int) -> dict[str, float]:
+    """Median CPU seconds of each side, after one run of each; the sides take turns."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    gc.disable()  # collecting the many dictionaries again and again would slow that side down
+    for turn in range(times + 1):
+        for name, work in sides.items():
+            start = time.process_time()
+            work()
+            if turn:
+                found[name].append(time.process_time() - start)
+    gc.enable()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def trained(batch: PackedBatch) -> list[tuple[int, int, float]]:
+    """Position, id and weight of every target, in an order of its own."""
+    used = batch.weight > 0
+    position = np.take_along_axis(batch.position, batch.source, axis=1)
+    return sorted(zip(*(field[used].tolist() for field in (position, batch.target, batch.weight)), strict=True))
+
+
+def measure(name: str, shape: Shape, groups: int, times: int) -> None:
+    """Prints one line."""
+    credited = credited_calls(shape, groups)
+    tokens = sum(len(item.call.prompt_ids) + len(item.call.output_ids) for item in credited.calls)
+    row = {"row_slots": 16384, "row_targets": 8192, "max_rows": 16 * groups}
+    step = pack_groups(credited, loss_mean="rollout", **row)
+    row["max_rows"] = step.report.rows_used + 1
+    assert trained(step.batch) == trained(dictionary_rows(credited, **row)), "the two sides train different tokens"
+    seconds = cpu_seconds(
+        {
+            "ours": lambda: pack_groups(credited, loss_mean="rollout", **row),
+            "insertion": lambda: insert(credited),
+            "dictionaries": lambda: dictionary_rows(credited, **row),
+        },
+        times,
+    )
+    report = step.report
+    ours, trie, insertion = (1e3 * seconds[side] for side in ("ours", "dictionaries", "insertion"))
+    print(f"{name}: {tokens} call tokens of {len(credited.calls)} calls, {report.tree_slots} tree tokens")
+    print(
+        f"  rows {ours:.1f} ms ({1e6 * ours / tokens:.1f} ns a call token); dictionary trie {trie:.0f} ms, "
+        f"{trie / ours:.1f} times as long; its insertion alone {insertion:.0f} ms, {insertion / ours:.1f} times as "
+        f"long; fill {report.fill:.2f}, reuse {report.reuse:.2f}"
+    )
+
+
+def main() -> None:
+    """Measures the shapes at about a million call tokens, and one shape at growing sizes."""
+    for name, (shape, groups) in SHAPES.items():
+        measure(name, shape, groups, times=5)
+    for groups, times in ((1, 15), (4, 9), (16, 5), (60, 3)):
+        measure(f"chat with tools x{groups}", CHAT, groups, times)
 
 
 if __name__ == "__main__":

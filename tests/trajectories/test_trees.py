@@ -1,3 +1,5 @@
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 
 from harnessrl_jax.errors import PackingError
 from harnessrl_jax.trajectories import ROOT, ancestor, build, path
+from harnessrl_jax.trajectories.trees import path_ranges
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
 
@@ -70,19 +73,54 @@ def test_building_from_the_paths_of_a_tree_gives_the_tree(sequences):
         np.testing.assert_array_equal(field, other)
 
 
-@hypothesis.given(SEQUENCES)
-def test_ancestors_are_the_nodes_of_the_path(sequences):
+@hypothesis.given(SEQUENCES, st.randoms(use_true_random=False))
+def test_ranges_of_paths_are_parts_of_the_paths(sequences, random):
     tree, _ = tree_of(sequences)
-    node = np.repeat(np.arange(len(tree.token)), tree.depth + 2)
-    depth = np.concatenate([np.arange(-1, d + 1) for d in tree.depth] or [np.zeros(0, int)])
-    want = [([ROOT, *path(tree, n).tolist()])[d + 1] for n, d in zip(node.tolist(), depth.tolist(), strict=True)]
-    assert ancestor(tree, node, depth).tolist() == want
+    queries = []
+    for node in range(len(tree.token)):
+        high = random.randint(0, int(tree.depth[node]) + 1)
+        queries.append((node, random.randint(0, high), high))
+    random.shuffle(queries)
+    want = [path(tree, node)[low:high].tolist() for node, low, high in queries]
+    assert path_ranges(tree, *np.array(queries, int).reshape(-1, 3).T).tolist() == list(
+        itertools.chain.from_iterable(want)
+    )
+
+
+@hypothesis.given(SEQUENCES, st.randoms(use_true_random=False))
+def test_ancestors_are_the_nodes_of_the_path(sequences, random):
+    tree, _ = tree_of(sequences)
+    queries = [(node, depth) for node in range(len(tree.token)) for depth in range(-1, int(tree.depth[node]) + 1)]
+    random.shuffle(queries)
+    want = [([ROOT, *path(tree, node).tolist()])[depth + 1] for node, depth in queries]
+    assert ancestor(tree, *np.array(queries, int).reshape(-1, 2).T).tolist() == want
+
+
+@pytest.mark.parametrize(("leaf", "low", "high"), [(1, 0, 3), (ROOT, 0, 1), (1, -1, 1), (1, 2, 1)])
+def test_a_range_that_is_not_on_the_path_is_refused(leaf, low, high):
+    tree, _ = tree_of([[1, 2]])
+    with pytest.raises(PackingError, match=r"not on the path to its leaf"):
+        path_ranges(tree, *np.array([[leaf], [low], [high]]))
 
 
 def test_a_node_outside_the_tree_is_refused():
     tree, _ = tree_of([[1, 2]])
     with pytest.raises(PackingError, match=r"node 2 is not in a tree of 2 nodes"):
         path(tree, 2)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "fault"),
+    [
+        (np.array([2**31]), "int64"),
+        (np.array([-1]), "int64"),
+        (np.array([0.5]), "float64"),
+        (np.array([3, -1], np.int32), "-1"),
+    ],
+)
+def test_ids_that_are_none_are_refused(sequence, fault):
+    with pytest.raises(PackingError, match=fault):
+        build([np.array([1, 2], np.int32), sequence])
 
 
 def test_large_ids_sort_as_numbers():

@@ -1,0 +1,101 @@
+"""What a packed batch is, and how parts of trees are written into its rows. NumPy only.
+
+A packed row holds parts of prefix trees one after the other; a target says which slot predicts which token. What a
+target depends on is exactly its slot s and the slots j with `j <= s < subtree_end[j]`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int8, Int32
+
+from harnessrl_jax.trajectories.cutting import Part
+
+
+class PackedBatch(NamedTuple):
+    """Rows of one shape: trees in slots, and the targets that read them. NumPy on the host, a pytree on the device.
+
+    Padding: token, position, source, target, advantage and weight 0, `subtree_end` = own slot + 1 (a pad sees only
+    itself), call and rollout -1.
+
+    Attributes:
+      token: token id of the slot.
+      position: depth of the slot in its tree; the position id.
+      subtree_end: one past the last slot below this one, in slots of the row.
+      source: slot whose hidden state predicts the target.
+      target: token id to predict.
+      logp_behaviour: log-probability the sampler reported, nats; read only where `has_logp`.
+      has_logp: whether there is one.
+      advantage: credit of the token.
+      role: `Role` of the token; NONE on padding.
+      weight: loss weight; 0 exactly on padding.
+      success: whether the token's rollout had an outcome reward above 0.
+      call: number of the call in the step.
+      rollout: number of the rollout in the step.
+    """
+
+    token: Int32[np.ndarray, "row slot"]
+    position: Int32[np.ndarray, "row slot"]
+    subtree_end: Int32[np.ndarray, "row slot"]
+    source: Int32[np.ndarray, "row target"]
+    target: Int32[np.ndarray, "row target"]
+    logp_behaviour: Float32[np.ndarray, "row target"]
+    has_logp: Bool[np.ndarray, "row target"]
+    advantage: Float32[np.ndarray, "row target"]
+    role: Int8[np.ndarray, "row target"]
+    weight: Float32[np.ndarray, "row target"]
+    success: Bool[np.ndarray, "row target"]
+    call: Int32[np.ndarray, "row target"]
+    rollout: Int32[np.ndarray, "row target"]
+
+
+def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarray, " depth"]:
+    """Token ids a target is conditioned on, root first: the slots that its source can see.
+
+    Args:
+      batch: a packed batch on the host.
+      row: row of the target.
+      target: its place in the row.
+
+    Returns:
+      The ids; for a target of a call, the prompt and the output before it.
+    """
+    source = int(batch.source[row, target])
+    return batch.token[row, np.flatnonzero(batch.subtree_end[row, : source + 1] > source)]
+
+
+def empty_batch(row_slots: int, row_targets: int, rows: int) -> PackedBatch:
+    """A batch that is all padding."""
+    slots, targets = (rows, row_slots), (rows, row_targets)
+    return PackedBatch(
+        token=np.zeros(slots, np.int32),
+        position=np.zeros(slots, np.int32),
+        subtree_end=np.tile(np.arange(1, row_slots + 1, dtype=np.int32), (rows, 1)),
+        source=np.zeros(targets, np.int32),
+        target=np.zeros(targets, np.int32),
+        logp_behaviour=np.zeros(targets, np.float32),
+        has_logp=np.zeros(targets, np.bool_),
+        advantage=np.zeros(targets, np.float32),
+        role=np.zeros(targets, np.int8),
+        weight=np.zeros(targets, np.float32),
+        success=np.zeros(targets, np.bool_),
+        call=np.full(targets, -1, np.int32),
+        rollout=np.full(targets, -1, np.int32),
+    )
+
+
+def fill_row(batch: PackedBatch, row: int, content: Sequence[Part]) -> None:
+    """Writes parts into an empty row, one after the other."""
+    slot = first = 0
+    for part in content:
+        here = slice(slot, slot + len(part.token))
+        there = slice(first, first + len(part.targets.token))
+        batch.token[row, here] = part.token
+        batch.position[row, here] = part.position
+        batch.subtree_end[row, here] = part.subtree_end + slot
+        batch.source[row, there] = part.targets.source + slot
+        batch.target[row, there] = part.targets.token
+        for name in ("logp_behaviour", "has_logp", "advantage", "role", "weight", "success", "call", "rollout"):
+            getattr(batch, name)[row, there] = getattr(part.targets, name)
+        slot, first = here.stop, there.stop
