@@ -58,6 +58,7 @@ def segment_mean_log_ratio(
 
 def _numbers(segment: Int[Array, " target"]) -> Int[Array, " target"]:
     """Equal ids -> equal numbers, from 0 up: there are at most as many segments as targets."""
+    segment = jnp.asarray(segment)  # NumPy ids cannot be indexed by a traced order
     order = jnp.argsort(segment)
     ordered = segment[order]
     number = jnp.cumsum(jnp.diff(ordered, prepend=ordered[:1]) != 0, dtype=jnp.int32)

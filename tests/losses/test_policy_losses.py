@@ -1,7 +1,6 @@
 """Dual clip, CISPO and REINFORCE: by hand, and where each is one of the others."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,14 +8,14 @@ from harnessrl_jax.errors import LossError
 from harnessrl_jax.losses import cispo, clipped_surrogate, dual_clipped_surrogate, reinforce, truncated_importance
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
-LOGP = jnp.log(jnp.array([0.8, 0.8, 0.2, 0.2, jnp.nan]))
-BEHAVIOUR = jnp.log(jnp.array([0.2, 0.2, 0.4, 0.4, jnp.nan]))
-ADVANTAGE = jnp.array([1.0, -1.0, 1.0, -1.0, jnp.nan])
-WEIGHT = jnp.array([1.0, 1.0, 2.0, 0.5, 0.0])
+LOGP = np.log([0.8, 0.8, 0.2, 0.2, np.nan]).astype(np.float32)
+BEHAVIOUR = np.log([0.2, 0.2, 0.4, 0.4, np.nan]).astype(np.float32)
+ADVANTAGE = np.array([1.0, -1.0, 1.0, -1.0, np.nan])
+WEIGHT = np.array([1.0, 1.0, 2.0, 0.5, 0.0])
 
 
 def gradient(loss, *arguments, **settings):
-    return jax.grad(lambda logp: loss(logp, *arguments, **settings).total)(LOGP)
+    return jax.jit(jax.grad(lambda logp: loss(logp, *arguments, **settings).total))(LOGP)
 
 
 def test_dual_clip_worked_by_hand():
@@ -68,8 +67,8 @@ def test_on_policy_every_ratio_loss_is_reinforce(loss):
 
 def test_reinforce_is_the_policy_gradient():
     """Over all samples of a softmax policy, the mean gradient is that of the expected reward."""
-    logits, reward = jnp.array([0.3, -0.2, 1.0]), jnp.array([1.0, -2.0, 0.5])
-    probability = jax.nn.softmax(logits)
+    logits, reward = np.array([0.3, -0.2, 1.0]), np.array([1.0, -2.0, 0.5])
+    probability = np.exp(logits) / np.exp(logits).sum()
     loss = lambda x: reinforce(jax.nn.log_softmax(x), reward, probability).total
     expected = lambda x: -(jax.nn.softmax(x) * reward).sum()
-    np.testing.assert_allclose(jax.grad(loss)(logits), jax.grad(expected)(logits), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(logits), jax.jit(jax.grad(expected))(logits), rtol=1e-5)

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harnessrl_jax.losses import clipped_value_loss, value_loss
+from harnessrl_jax import losses
 
-VALUE = jnp.array([1.0, 0.0, 2.0, jnp.nan])
-RETURN = jnp.array([0.0, 1.0, 0.0, jnp.nan])
-OLD = jnp.array([0.9, -1.0, 0.5, jnp.nan])
-WEIGHT = jnp.array([1.0, 2.0, 1.0, 0.0])
+value_loss = jax.jit(losses.value_loss)
+clipped_value_loss = jax.jit(losses.clipped_value_loss, static_argnames="clip")
+
+VALUE = np.array([1.0, 0.0, 2.0, np.nan])
+RETURN = np.array([0.0, 1.0, 0.0, np.nan])
+OLD = np.array([0.9, -1.0, 0.5, np.nan])
+WEIGHT = np.array([1.0, 2.0, 1.0, 0.0])
 
 
 def test_worked_by_hand():
@@ -18,7 +21,7 @@ def test_worked_by_hand():
     # Moves 0.1, 1, 1.5 held to 0.5: held values 1, -0.5, 1 with errors 1, -1.5, 1; the larger error counts.
     out = clipped_value_loss(VALUE, OLD, RETURN, WEIGHT, clip=0.5)
     np.testing.assert_allclose(out, (0.5 * (1 + 2 * 2.25 + 4), 4))
-    gradient = jax.grad(lambda x: clipped_value_loss(x, OLD, RETURN, WEIGHT, clip=0.5).total)(VALUE)
+    gradient = jax.jit(jax.grad(lambda x: clipped_value_loss(x, OLD, RETURN, WEIGHT, clip=0.5).total))(VALUE)
     np.testing.assert_allclose(gradient, [1, 0, 2, 0])  # the second has moved far enough towards its return
 
 
@@ -29,8 +32,8 @@ def test_a_clip_out_of_reach_is_the_plain_loss():
 
 def test_the_clip_never_lowers_the_loss():
     rng = np.random.default_rng(0)
-    value, old, target = (jnp.asarray(rng.normal(size=200), jnp.float32) for _ in range(3))
-    each = lambda loss: jax.vmap(lambda weight: loss(weight).total)(jnp.eye(200))
+    value, old, target = rng.normal(size=(3, 200)).astype(np.float32)
+    each = lambda loss: jax.jit(jax.vmap(lambda weight: loss(weight).total))(np.eye(200))
     plain = each(lambda weight: value_loss(value, target, weight))
     clipped = each(lambda weight: clipped_value_loss(value, old, target, weight, clip=0.3))
     assert (clipped >= plain).all()
@@ -40,5 +43,6 @@ def test_the_clip_never_lowers_the_loss():
 def test_the_warm_start_finds_the_mean_return():
     """A head with one parameter, trained on Monte-Carlo returns, predicts their weighted mean."""
     mean = (0.0 + 2 * 1.0 + 0.0) / 4
-    gradient = jax.grad(lambda v: value_loss(jnp.broadcast_to(v, 4), RETURN, WEIGHT).total)(jnp.float32(mean))
+    head = lambda v: value_loss(jnp.broadcast_to(v, 4), RETURN, WEIGHT).total
+    gradient = jax.jit(jax.grad(head))(np.float32(mean))
     np.testing.assert_allclose(gradient, 0, atol=1e-7)
