@@ -237,6 +237,13 @@ def test_a_group_with_equal_outcomes_and_unequal_process_rewards_teaches_somethi
     assert got.dropped == {}
 
 
+def test_a_group_of_which_only_the_worse_is_trained_teaches_something(make_call, make_rollout):
+    lineage = build_lineage([make_call("b", [1], [2], rollout_id="b")])
+    rollouts = [make_rollout("a", 1.0), make_rollout("b", 0.0)]
+    got = call_advantages(rollouts, [lineage], process_weight=0.0, flat_groups="drop")
+    assert got.advantages() == {"b": -1}
+
+
 def test_the_groups_of_a_step_are_reported(make_rollout):
     rollouts = [
         make_rollout("a", 1.0, group_id="mixed"),

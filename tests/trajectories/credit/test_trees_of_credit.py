@@ -72,6 +72,10 @@ def test_prefixes_without_a_signal_give_exactly_zero():
         assert set(prefixes.values()) == {float(dtype(0.7))}
         assert all(not own.any() for own in advantages)
     assert forked([[1, 2]], [0], [1])[1][0].tolist() == [0, 0]
+    assert forked([[1, 2]], [0], [math.nan], counted=[False])[1][0].tolist() == [0, 0]
+    tree, leaf = build([np.array([1]), np.array([2])])
+    critic, rollout, counted = np.array([0.3, 0.9]), np.arange(2), np.ones(2, bool)
+    assert prefix_advantages(tree, critic, leaf, rollout, np.array([0.7, 0.7]), counted, floor=1e-6).tolist() == [0, 0]
     assert forked([], [], [])[1] == []
 
 
