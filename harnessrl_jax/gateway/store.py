@@ -162,6 +162,13 @@ class Store:
         """Calls of every attempt of every rollout of a group, by rollout, attempt and order of arrival."""
         return list(self._stored("c.group_id = ?", (group_id,), states))
 
+    def groups(self) -> list[str]:
+        """Every group that has a call or an outcome, sorted."""
+        return [
+            row[0]
+            for row in self._select("SELECT group_id FROM calls UNION SELECT group_id FROM rollouts ORDER BY 1", ())
+        ]
+
     def rollouts(self, group_id: str | None = None) -> list[Rollout]:
         """Outcomes, of one group or of all, by group, rollout and attempt."""
         where = "" if group_id is None else "WHERE r.group_id = ?"

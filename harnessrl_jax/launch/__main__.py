@@ -31,6 +31,8 @@ COMMANDS = {
     "serve": "run gateway and sampler alone, for a harness of your own",
     "inspect": "show a rollout's trees, roles, advantages and reasons",
     "doctor": "check a call store against the rules; exit status 1 if something is wrong",
+    "export": "write the calls of a run as lines of JSON or as ATIF documents",
+    "import": "read such files into a new call store",
 }
 CONFIGURED = ("train", "eval", "serve")
 """Commands that read a configuration, whose keys are then options too."""
@@ -62,10 +64,29 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("run", type=Path, help="folder of a run")
     inspect.add_argument("--rollout", help="which rollout (default: lists them)")
     doctor = commands.add_parser("doctor", help=COMMANDS["doctor"])
-    doctor.add_argument("store", type=Path, help="folder of a run, or a call store")
-    doctor.add_argument("--model", type=Path, help="folder of the tokenizer (default: the run's)")
     doctor.add_argument("--all", action="store_true", help="print every finding, not the first few of each kind")
+    export = commands.add_parser("export", help=COMMANDS["export"])
+    for command in (doctor, export):
+        command.add_argument("store", type=Path, help="folder of a run, or a call store")
+        command.add_argument("--model", type=Path, help="folder of the tokenizer (default: the run's)")
+    export.add_argument("out", type=Path, help="a new file of lines (jsonl), or a new folder of documents (atif)")
+    take_in = commands.add_parser("import", help=COMMANDS["import"])
+    take_in.add_argument("files", type=Path, nargs="+", help="files of lines, or ATIF documents")
+    take_in.add_argument("--store", type=Path, required=True, help="the new call store")
+    for command in (export, take_in):
+        command.add_argument("--format", choices=("jsonl", "atif"), default="jsonl", help="default: jsonl, loss-free")
+    _foreign_options(take_in)
     return top
+
+
+def _foreign_options(command: argparse.ArgumentParser) -> None:
+    other = command.add_argument_group("ATIF documents of other programs", "What such documents do not say.")
+    other.add_argument("--run-id", default="imported", help="the run the calls belong to (default: imported)")
+    other.add_argument("--task-id", help="the task, which is also the group (default: one for each file)")
+    other.add_argument("--agent", action="append", help="an agent to train; may be repeated (default: all)")
+    other.add_argument("--logprobs", choices=("raw", "processed"), help="how they were computed (default: left out)")
+    other.add_argument("--temperature", type=float, default=1.0, help="sampling temperature of --logprobs (default: 1)")
+    other.add_argument("--version", type=int, default=0, help="number of the weights that sampled (default: 0)")
 
 
 def find_config(name: str) -> Path:
@@ -144,9 +165,27 @@ def _look(options: argparse.Namespace) -> int:
         from harnessrl_jax.launch.doctor import doctor
 
         return doctor(options.store, options.model, every=options.all)
+    if options.command == "export":
+        from harnessrl_jax.launch.exporting import export
+
+        return export(options.store, options.model, options.format, options.out)
+    if options.command == "import":
+        return _import(options)
     from harnessrl_jax.launch.inspect import inspect
 
     return inspect(options.run, options.rollout)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from harnessrl_jax.launch.importing import Foreign, take_in
+    from harnessrl_jax.trajectories import LogpKind
+
+    kind = None
+    if options.logprobs is not None:
+        kind = LogpKind(mode=options.logprobs, temperature=options.temperature, top_p=1.0, top_k=0)
+    agents = tuple(options.agent) if options.agent else None
+    foreign = Foreign(options.run_id, options.task_id, agents, kind, options.version)
+    return take_in(options.files, options.format, options.store, foreign)
 
 
 def _devices(config: configuration.Config) -> None:

@@ -10,14 +10,12 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from harnessrl_jax import config as configuration
-from harnessrl_jax.errors import ConfigError, LineageError, StoreError
+from harnessrl_jax.errors import LineageError, StoreError
 from harnessrl_jax.gateway import TextCodec, schema
 from harnessrl_jax.gateway.capture import Reader
 from harnessrl_jax.gateway.rows import StoredCall
 from harnessrl_jax.gateway.store import ANSWERED
-from harnessrl_jax.launch.model import model_folder
-from harnessrl_jax.launch.run_folder import RunFolder
+from harnessrl_jax.launch.kept import locate
 from harnessrl_jax.launch.store_audit import RawCall, RawRollout, orphan, read_call, read_rollout
 from harnessrl_jax.monitor.views import printable
 from harnessrl_jax.trajectories import Call, Lineage, Rollout, build_lineage
@@ -69,27 +67,23 @@ def doctor(target: Path, model: Path | None, *, every: bool = False) -> int:
 
 def audit(target: Path, model: Path | None = None) -> Audit:
     """Every check on every row; see `doctor`."""
-    folder = RunFolder(target) if target.is_dir() else None
-    store = folder.store if folder is not None else target
-    if not store.is_file():
-        raise ConfigError(f"{store}: no such file. Give a run folder, or the path of a call store.")
-    if model is None and folder is not None and folder.config.exists():
-        model = model_folder(configuration.load(folder.config))
-    finished = folder is not None and folder.finished() is not None
-    skipped = () if model else ("tool calls and roles: give the tokenizer with --model FOLDER",)
+    kept = locate(target, model)
+    finished = kept.folder is not None and kept.folder.finished() is not None
+    store, reread = kept.store, _reread(kept.codec())
+    skipped = () if reread else ("tool calls and roles: give the tokenizer with --model FOLDER",)
     try:
         with contextlib.closing(schema.open_reader(store, None, create=False)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-            findings, counts = _audit(connection, _reread(model), finished=finished)
+            findings, counts = _audit(connection, reread, finished=finished)
     except StoreError as error:
         findings, counts = [Finding("file", str(store), str(error), "See above; nothing else can be checked.")], {}
     return Audit(store, tuple(findings), counts, skipped)
 
 
-def _reread(model: Path | None) -> Reread | None:
-    if model is None:
+def _reread(codec: TextCodec | None) -> Reread | None:
+    if codec is None:
         return None
-    reader = Reader(TextCodec(model))
+    reader = Reader(codec)
     return lambda call: reader.roles(call.output_ids.tolist(), "length" if call.finish == "length" else "stop")
 
 

@@ -13,6 +13,7 @@ from harnessrl_jax.trajectories.records import Rollout
 UNANSWERED = ("intent", "lost", "failed")
 STATES = (*ANSWERED, "late", *UNANSWERED)
 RESTORE = "Restore the file from a copy, or delete that row to go on without it."
+REREAD = "Read it with the version of harnessrl_jax that wrote it; if that fails too, restore the file from a copy."
 
 
 class RawCall(NamedTuple):
@@ -85,7 +86,7 @@ def read_call(row: RawCall, run_id: str | None) -> tuple[list[Finding], StoredCa
     try:
         stored = unpack_call(packed, row.where)
     except (HarnessRLError, ValueError, TypeError) as error:
-        return [*out, Finding("record", row.where, f"no record: {error}", RESTORE)], None
+        return [*out, Finding("record", row.where, f"no record: {error}", REREAD)], None
     call = stored.call
     names = ("rollout_id", "attempt", "call_id", "group_id", "seq", "choice")
     out += _columns(row, {name: getattr(call, name) for name in names}, call.run_id, run_id)
@@ -101,7 +102,7 @@ def read_rollout(row: RawRollout, run_id: str | None) -> tuple[list[Finding], Ro
     try:
         rollout = Rollout.from_json(json.loads(row.record))
     except (HarnessRLError, ValueError, TypeError, AttributeError) as error:
-        return [*out, Finding("record", row.where, f"no record: {error}", "Restore the file from a copy.")], None
+        return [*out, Finding("record", row.where, f"no record: {error}", REREAD)], None
     names = ("rollout_id", "attempt", "group_id", "version", "status")
     return out + _columns(row, {name: getattr(rollout, name) for name in names}, rollout.run_id, run_id), rollout
 

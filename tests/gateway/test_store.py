@@ -146,6 +146,8 @@ def test_calls_of_a_group_and_of_one_attempt(store):
     of_group = [(kept.call.rollout_id, kept.call.attempt) for kept in store.calls_of_group("g")]
     assert of_group == [("a", 0), ("a", 1), ("b", 0)]
     assert [kept.call.attempt for kept in store.calls("a", 1)] == [1]
+    store.put_rollout(a_rollout(rollout_id="d", group_id="no calls"))
+    assert store.groups() == ["g", "no calls", "other"]
 
 
 def test_an_attempt_opened_again_hides_what_it_had(path):

@@ -42,16 +42,16 @@ def kept(call: Call) -> KeptCall:
     return KeptCall(call, "delivered" if call.delivered else "sampled", {})
 
 
-def to_lines(records: Records) -> Iterator[str]:
-    """One line for each record, without the line break.
+def to_lines(calls: Iterable[KeptCall], rollouts: Iterable[Rollout]) -> Iterator[str]:
+    """One line for each record, without the line break; outcomes first.
 
-    >>> list(to_lines(Records(calls=(), rollouts=())))
+    >>> list(to_lines([], []))
     ['{"format": "harnessrl_jax.calls", "version": 1}']
     """
     yield json.dumps({"format": FORMAT, "version": VERSION})
-    for rollout in records.rollouts:
+    for rollout in rollouts:
         yield json.dumps({"record": "rollout"} | rollout.to_json(), allow_nan=False)
-    for item in records.calls:
+    for item in calls:
         about = {"record": "call", "state": item.state, "notes": dict(item.notes)}
         yield json.dumps(about | item.call.to_json(), allow_nan=False)
 
@@ -69,7 +69,7 @@ def from_lines(lines: Iterable[str]) -> Records:
       RecordError: a line is no record of this format; the message has its number.
 
     Example:
-      >>> from_lines(to_lines(Records(calls=(), rollouts=())))
+      >>> from_lines(to_lines([], []))
       Records(calls=(), rollouts=())
     """
     calls: list[KeptCall] = []

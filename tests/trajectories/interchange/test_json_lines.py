@@ -18,7 +18,7 @@ def test_records_come_back_as_they_were(make_call, make_rollout):
     second = make_call("b", [2**31 - 1], [], logps=None, delivered=False, parent_call_id="a")
     noted = KeptCall(second, "late", {"spliced": ["a"], "asked": {"top_p": 0.5}})
     records = Records((kept(first), noted), (make_rollout(reward=0.1), make_rollout("s", None, answer="\n")))
-    lines = list(to_lines(records))
+    lines = list(to_lines(*records))
     assert all("\n" not in line for line in lines)
     assert from_lines(lines) == records
     assert from_lines([line + "\n" for line in lines] + ["\n"]) == records
@@ -29,11 +29,11 @@ def test_records_come_back_as_they_were(make_call, make_rollout):
 def test_every_number_and_letter_survives(make_call, make_rollout, logps, name, request):
     call = make_call("a", [1], range(len(logps)), logps=np.array(logps, np.float32), agent=name, request=request)
     records = Records((kept(call),), (make_rollout(reward=logps[0], answer=request),))
-    assert from_lines(to_lines(records)) == records
+    assert from_lines(to_lines(*records)) == records
 
 
 def lines_of(make_call, **changes):
-    head, line = to_lines(Records((kept(make_call("a", [1], [2])),), ()))
+    head, line = to_lines([kept(make_call("a", [1], [2]))], [])
     return head, json.dumps(json.loads(line) | changes)
 
 
