@@ -34,6 +34,55 @@ class Model(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
 
+_TOOL_CALL_FIELDS = {
+    "json": {"name_key", "arguments_key", "other_keys", "served"},
+    "delimited": {"open", "between", "close", "until", "end_closes", "line_start", "text_key", "served"},
+    "tags": {"tags", "text_key", "served"},
+}
+
+
+class ToolCalls(Section):
+    """How tool calls are written: which sampled tokens are action, which are arguments, and what a harness receives."""
+
+    format: Literal[
+        "template", "none", "hermes", "qwen3_coder", "glm4", "llama3", "mistral", "json", "react", "delimited", "tags"
+    ] = "template"
+    """`template`: as the model's chat template writes them, an error where that cannot be told. `none`: the model makes
+    no calls. `react` is `Action:` and `Action Input:`, read by the harness. `json` is bare or fenced JSON; `delimited`
+    (`open` NAME `between` ARGUMENTS `close`) and `tags` (a tag for each action) are for a harness's own format."""
+    served: bool = False
+    """`json`, `delimited`, `tags`: hand calls to the harness as tool calls. Otherwise it reads them in the text."""
+    name_key: str = "name"
+    """`json`: the key that holds the name."""
+    arguments_key: str = "arguments"
+    other_keys: tuple[str, ...] = ()
+    """`json`: keys that may be there too."""
+    open: str = ""
+    """`delimited`: stands before the name."""
+    between: str = ""
+    """`delimited`: stands between name and arguments."""
+    close: tuple[str, ...] = ()
+    """`delimited`: any of these ends the arguments."""
+    until: tuple[str, ...] = ()
+    """`delimited`: any of these ends the arguments and begins something else."""
+    end_closes: bool = False
+    """`delimited`: the end of the output ends the arguments too."""
+    line_start: bool = False
+    """`delimited`: `open` counts only at the start of a line."""
+    text_key: str = ""
+    """Arguments are plain text; served, they are handed over under this key. Empty for `delimited`: they are JSON."""
+    tags: tuple[tuple[str, str, str], ...] = ()
+    """`tags`: [action, opening tag, closing tag], the last empty where the next tag ends the content."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ToolCalls":
+        used = {"format"} | _TOOL_CALL_FIELDS.get(self.format, set[str]())
+        for name, field in type(self).model_fields.items():
+            if name not in used and getattr(self, name) != field.default:
+                raise ValueError(f"tool_calls.{name} has no meaning with format = {self.format!r}")
+        return self
+
+
 class Task(Section):
     """Where questions come from."""
 
@@ -252,6 +301,7 @@ class Config(Section):
     """Optimiser steps."""
     seed: int = Field(default=0, ge=0)
     model: Model = Model()
+    tool_calls: ToolCalls = ToolCalls()
     task: Task = Task()
     harness: Harness = Harness()
     behaviour: Behaviour = Behaviour()

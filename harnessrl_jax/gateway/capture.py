@@ -13,7 +13,6 @@ from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import digest
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.sampler.protocol import Sample
-from harnessrl_jax.trajectories.parsing import CLOSE, OPEN
 from harnessrl_jax.trajectories.records import Call, Finish, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles
 
@@ -45,7 +44,7 @@ class Reader:
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._tags = codec.tags(OPEN, CLOSE)
+        self._format = codec.tool_format
 
     def read(self, rollout: OpenRollout, envelope: Envelope, place: Place, sample: Sample) -> tuple[Call, Choice]:
         """The record and the visible turn of one sample.
@@ -74,7 +73,7 @@ class Reader:
         """What the parser says of sampled ids; the end of turn is not part of the text."""
         ended = bool(output_ids) and output_ids[-1] in self._codec.stop_ids
         said = output_ids[:-1] if ended else output_ids
-        return assign_roles(said, self._codec.decode, finish=finish, control_ids=self._tags)
+        return assign_roles(said, self._codec.decode, self._format, finish=finish, control=self._codec.control)
 
 
 def _record(

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from harnessrl_jax.errors import TextError
 from harnessrl_jax.gateway.guard import Guard, Guarded
 from harnessrl_jax.gateway.template import ChatTemplate
+from harnessrl_jax.trajectories.formats import ToolFormat, format_of_template
 
 _CACHED_PIECES = 8192
 _CACHED_CHARACTERS = 1 << 16
@@ -29,6 +30,7 @@ class TextCodec:
     Args:
       folder: holds `tokenizer.json` and `chat_template.jinja`; `tokenizer_config.json` and `generation_config.json`
         are read where present (names for the template, further stop ids).
+      tool_format: how the model writes tool calls; None: as its template does, see `format_of_template`.
 
     Raises:
       TextError: a file is missing or cannot be used, or the template cannot be extended turn by turn.
@@ -38,8 +40,9 @@ class TextCodec:
       vocab_size: number of ids, added tokens included.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tool_format: ToolFormat | None = None) -> None:
         self._where = str(folder)
+        self._tool_format = tool_format
         document = _read_json(folder / "tokenizer.json")
         settings = _read_json(folder / "tokenizer_config.json", optional=True)
         generation = _read_json(folder / "generation_config.json", optional=True)
@@ -55,6 +58,19 @@ class TextCodec:
         self.encode_plain = functools.lru_cache(_CACHED_PIECES)(self._encode_plain)
         self.vocab_size: int = self._full.get_vocab_size(with_added_tokens=True)
         self.stop_ids = self._stop_ids(settings, generation)
+
+    @functools.cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls. Raises TextError if it was not given and the template does not show it."""
+        if self._tool_format is not None:
+            return self._tool_format
+        render = lambda messages, tools, *, generate: self.render(self.protect(messages, tools), generate=generate)
+        return format_of_template(render, f"{self._where}: the chat template")
+
+    @functools.cached_property
+    def control(self) -> dict[str, int]:
+        """Id of each control token, by its text."""
+        return {literal: token["id"] for literal, token in self._control.items()}
 
     def tags(self, *literals: str) -> frozenset[int] | None:
         """Ids of these control tokens; None unless the tokenizer has them all, so that text must spell them."""

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.text import Text
 
 from harnessrl_jax.config import Config
-from harnessrl_jax.gateway import TextCodec
 from harnessrl_jax.launch.examine import Examination, examine
 from harnessrl_jax.launch.model import first_params, model_folder
 from harnessrl_jax.launch.policy import make_sampler
 from harnessrl_jax.launch.problems import heldout_side
 from harnessrl_jax.launch.run_folder import open_run
 from harnessrl_jax.launch.services import open_services
+from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.tasks import ExpertSampler
 
 LABEL = "eval"
@@ -32,7 +32,7 @@ def evaluate(config: Config, run_dir: Path) -> int:
             sampler.load_weights(params, 0)
         side = heldout_side(config, folder.path)
         console.print(Text(f"Asking {len(side.tasks)} held-out questions of {config.model.path} ..."), soft_wrap=True)
-        with open_services(config, folder, sampler, TextCodec(source)) as services:
+        with open_services(config, folder, sampler, text_codec(config)) as services:
             result = asyncio.run(examine(services, folder, side, LABEL, 0))
     console.print(Text(summary(result)), soft_wrap=True)
     console.print(Text(f"Look at the rollouts:\n  python -m harnessrl_jax.launch inspect {run_dir}"), soft_wrap=True)

@@ -10,9 +10,9 @@ from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.gateway import Store, TextCodec
 from harnessrl_jax.launch.credit import credited_calls
-from harnessrl_jax.launch.model import model_folder
 from harnessrl_jax.launch.problems import known_tasks
 from harnessrl_jax.launch.run_folder import RunFolder
+from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.monitor import RolloutView, print_rollout, print_rollouts, view
 from harnessrl_jax.trajectories import Call, Lineage, Rollout, build_lineage
 
@@ -26,7 +26,7 @@ def inspect(run: Path, rollout_id: str | None) -> int:
     store = Store(folder.store, read_only=True)
     try:
         rollouts = _rollouts(store, config)
-        codec = TextCodec(model_folder(config))
+        codec = text_codec(config)
         if rollout_id is None:
             print_rollouts(console, [view(rollout, _lineage(store, rollout), codec.decode) for rollout in rollouts])
             return 0

@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from harnessrl_jax.config import Config
-from harnessrl_jax.gateway import Endpoint, Limits, TextCodec
+from harnessrl_jax.gateway import Endpoint, Limits
 from harnessrl_jax.launch.model import first_params, model_folder
 from harnessrl_jax.launch.policy import make_sampler
 from harnessrl_jax.launch.run_folder import open_run
 from harnessrl_jax.launch.services import open_services
+from harnessrl_jax.launch.text import text_codec
 
 ROLLOUT = "served"
 
@@ -24,7 +25,7 @@ def serve(config: Config, run_dir: Path, port: int) -> int:
         model, params = first_params(config, model_folder(config))
         sampler = make_sampler(config, model)
         sampler.load_weights(params, 0)
-        with open_services(config, folder, sampler, TextCodec(model_folder(config)), port=port) as services:
+        with open_services(config, folder, sampler, text_codec(config), port=port) as services:
             endpoint = services.registry.open(
                 run_id=config.name,
                 task_id=ROLLOUT,

@@ -15,7 +15,7 @@ from rich.console import Console
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config, Supervised
 from harnessrl_jax.errors import ConfigError, PackingError
-from harnessrl_jax.gateway import Store, TextCodec
+from harnessrl_jax.gateway import Store
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import examine
 from harnessrl_jax.launch.model import export, first_params, model_folder
@@ -23,6 +23,7 @@ from harnessrl_jax.launch.policy import make_sampler
 from harnessrl_jax.launch.problems import Side, heldout_side, train_side
 from harnessrl_jax.launch.run_folder import RunFolder, open_run
 from harnessrl_jax.launch.services import Services, collect, open_pool, open_services
+from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.launch.trainer import make_trainer
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.monitor import SUPERVISED_COLUMNS, MetricsWriter, Progress, Summary, print_summary, read_metrics
@@ -66,7 +67,7 @@ def warm_start(config: Config, run_dir: Path) -> int:
 
 def _collect(config: Config, folder: RunFolder, side: Side, progress: Progress) -> list["Bundle"]:
     expert = ExpertSampler(model_folder(config))
-    with open_services(config, folder, expert, TextCodec(model_folder(config))) as services:
+    with open_services(config, folder, expert, text_codec(config)) as services:
         asyncio.run(gather(config, services, side, progress))
         with progress.phase("reading the rollouts back"):
             return verified(config, services.store)
@@ -127,7 +128,7 @@ def _examine(
     sampler = make_sampler(config, model)
     sampler.load_weights(params, config.steps)
     asking = progress.phase(f"asking {len(side.tasks)} held-out questions")
-    with open_services(config, folder, sampler, TextCodec(model_folder(config))) as services, asking:
+    with open_services(config, folder, sampler, text_codec(config)) as services, asking:
         result = asyncio.run(examine(services, folder, side, "after", config.steps))
     records = read_metrics(folder.path)
     return Summary.of_records(

@@ -21,6 +21,7 @@ from harnessrl_jax.launch.policy import make_sampler
 from harnessrl_jax.launch.problems import Side, heldout_side, train_side
 from harnessrl_jax.launch.run_folder import RunFolder, open_run
 from harnessrl_jax.launch.services import Collected, Services, collect, open_pool, open_services
+from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.launch.trainer import Trainer, make_trainer
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.monitor import MetricsWriter, Progress, Summary, print_summary, read_metrics, write_report
@@ -67,7 +68,7 @@ async def _train(config: Config, folder: RunFolder) -> None:
     source = model_folder(config)
     model, params = first_params(config, source)
     trainer, state = make_trainer(config, model, params)
-    codec, sampler = TextCodec(source), make_sampler(config, model)
+    codec, sampler = text_codec(config), make_sampler(config, model)
     train_tasks, heldout = train_side(config, folder.path), heldout_side(config, folder.path)
     with Checkpoints(folder.checkpoints, config.checkpoint.keep) as checkpoints:
         start = _restore(checkpoints, Position(state, 0, TaskStream(train_tasks.tasks, config.seed), 0.0))

@@ -19,9 +19,11 @@ from harnessrl_jax.errors import SamplerError, TextError
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.tasks.policy import Action, Conversation, Mistakes, Turn, next_actions
 from harnessrl_jax.tasks.prompts import FINAL, parameter_of
-from harnessrl_jax.trajectories.parsing import CLOSE, OPEN, parse_tool_calls
+from harnessrl_jax.trajectories.formats import HERMES
+from harnessrl_jax.trajectories.parsing import parse_tool_calls
 
 START, END = "<|im_start|>", "<|im_end|>"
+OPEN, CLOSE = HERMES.open, HERMES.close
 REPLY_OPEN, REPLY_CLOSE = "<tool_response>", "</tool_response>"
 
 
@@ -98,7 +100,7 @@ class ExpertText:
 
 
 def _actions(said: str) -> tuple[Action, ...]:
-    calls = [(call.name, list(json.loads(call.arguments).values())) for call in parse_tool_calls(said).calls]
+    calls = [(call.name, list(json.loads(call.arguments).values())) for call in parse_tool_calls(said, HERMES).calls]
     return tuple(Action(name, values[0]) for name, values in calls if len(values) == 1 and isinstance(values[0], str))
 
 

@@ -11,6 +11,7 @@ from harnessrl_jax.trajectories.credit import (
     supervised_calls,
 )
 from harnessrl_jax.trajectories.fitting import Bucket
+from harnessrl_jax.trajectories.formats import Schemas, ToolBlock, ToolFormat, format_of_template
 from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall, build_lineage
 from harnessrl_jax.trajectories.packing import (
     GroupTrees,
@@ -22,7 +23,7 @@ from harnessrl_jax.trajectories.packing import (
     pack_buckets,
     pack_groups,
 )
-from harnessrl_jax.trajectories.parsing import ParsedOutput, ToolBlock, parse_tool_calls
+from harnessrl_jax.trajectories.parsing import ParsedOutput, parse_tool_calls
 from harnessrl_jax.trajectories.records import Call, LogpKind, Role, Rollout, Span, Task, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles, call_roles
 from harnessrl_jax.trajectories.rows import PackedBatch, target_context
@@ -49,11 +50,13 @@ __all__ = [
     "Role",
     "Rollout",
     "RowReport",
+    "Schemas",
     "Span",
     "Targets",
     "Task",
     "ToolBlock",
     "ToolCall",
+    "ToolFormat",
     "ancestor",
     "assign_roles",
     "build",
@@ -61,6 +64,7 @@ __all__ = [
     "build_targets",
     "call_advantages",
     "call_roles",
+    "format_of_template",
     "group_trees",
     "leave_one_out",
     "loss_weights",

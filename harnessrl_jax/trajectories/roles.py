@@ -1,20 +1,23 @@
 """Sampled ids -> ACTION, ARGS or OTHER for each token, from the ids themselves: text is never encoded again."""
 
 import itertools
-from collections.abc import Callable, Container, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int8, Int64
 
-from harnessrl_jax.errors import RecordError
+from harnessrl_jax.trajectories.formats import Schemas, ToolFormat
 from harnessrl_jax.trajectories.parsing import ParsedOutput, parse_tool_calls
 from harnessrl_jax.trajectories.records import Call, Finish, Role, Span
 
-Format = Literal["hermes"]
-
 # What a decoder shows for bytes that are not yet, or never become, a character.
 REPLACEMENT = "\ufffd"
+
+# Bytes of one character that may still be to come, and a window that surely holds more characters than that.
+_OPEN_BYTES = 3
+_WINDOW_TOKENS = 32
+_WINDOW_CHARACTERS = 8
 
 
 class OutputRoles(NamedTuple):
@@ -34,44 +37,45 @@ class OutputRoles(NamedTuple):
 def assign_roles(
     output_ids: Sequence[int],
     decode: Callable[[Sequence[int]], str],
-    format: Format = "hermes",
+    format: ToolFormat,
     *,
     finish: Finish = "stop",
-    control_ids: Container[int] | None = None,
+    control: Mapping[str, int] | None = None,
+    schemas: Schemas | None = None,
 ) -> OutputRoles:
     """Labels each sampled token by what its characters belong to.
 
     ACTION: overlaps a tool's name. ARGS: overlaps the arguments (braces included) and no name. OTHER: thoughts, keys,
-    quotes, tags, end of turn, and everything in a block whose JSON cannot be read: an error is trained, not guessed.
+    quotes, tags, end of turn, and everything in a block that cannot be read: an error is trained, not guessed.
 
     Args:
-      output_ids: the ids as sampled.
+      output_ids: the ids as sampled, without the one that ended the turn.
       decode: ids -> text, special tokens rendered (`skip_special_tokens=False`).
       format: how the model writes calls.
       finish: why sampling ended.
-      control_ids: ids of the control tokens that may delimit a call; a tag spelled by other tokens is quoted text.
-        None accepts any spelling.
+      control: id of each control token of the tokenizer, by its text. A mark of the format that is one counts only as
+        that token; spelled by other tokens it is quoted text. None: the tokenizer has none.
+      schemas: JSON schema of each tool's parameters; the roles do not depend on it.
 
     Returns:
       Role of each token, the spans for the record, and the parsed calls.
-
-    Raises:
-      RecordError: the format is unknown.
 
     References:
       Masks from the sampled ids by character overlap, straddling tokens to the action: Harness-RL's published
       re-implementation; unreadable output kept and trained.
     """
-    if format != "hermes":
-        raise RecordError(f"assign_roles: unknown format {format!r}. Known formats: hermes.")
     text, low, high = token_characters(output_ids, decode)
-    control = None
-    if control_ids is not None:
-        control = {int(start) for start, token in zip(low, output_ids, strict=True) if token in control_ids}
-    parsed = parse_tool_calls(text, finish=finish, control=control)
+    marks = {control[mark]: mark for mark in format.marks if mark in control} if control else {}
+    standing: dict[str, set[int]] = {mark: set() for mark in marks.values()}
+    for token, start, end in zip(output_ids, low.tolist(), high.tolist(), strict=True):
+        if token in marks:
+            standing[marks[token]].add(text.find(marks[token], start, end))
+    parsed = parse_tool_calls(text, format, finish=finish, control=standing, schemas=schemas)
     role = np.full(len(output_ids), Role.OTHER, np.int8)
-    for block in parsed.blocks:
-        for kind, (start, end) in ((Role.ARGS, block.arguments_span), (Role.ACTION, block.name_span)):
+    spans = [(Role.ARGS, block.arguments_span) for block in parsed.blocks]
+    spans += [(Role.ACTION, block.name_span) for block in parsed.blocks]
+    for kind, (start, end) in spans:
+        if start < end:
             role[(low < end) & (high > start)] = kind
     return OutputRoles(role=role, spans=_runs(role), parsed=parsed)
 
@@ -89,32 +93,32 @@ def token_characters(
 ) -> tuple[str, Int64[np.ndarray, " o"], Int64[np.ndarray, " o"]]:
     """The text of the ids, and for each token the characters `text[low:high]` it takes part in.
 
-    Decodes a sliding window, so the cost grows with the tokens. Tokens that hold only some bytes of a character each
-    get that whole character. The window keeps the last finished piece, because some tokenizers render a token
-    differently at the start of a text.
+    A token's characters are what decoding grows by when it is added. Decodes a sliding window, so the cost grows with
+    the tokens; the window is long enough that what stands before it has no say in its end. Tokens that hold only some
+    bytes of a character each get that whole character; the token after bytes that never become one gets them too.
 
     Args:
       output_ids: token ids.
-      decode: ids -> text.
+      decode: ids -> text. What it makes of a token may depend on the tokens beside it, and on being the first.
 
     Returns:
       The text, first character and one past the last character of each token.
     """
     low = np.zeros(len(output_ids), np.int64)
     high = np.zeros(len(output_ids), np.int64)
-    text, shown, piece = "", "", ""
-    before = read = complete = 0
+    before, known, total = 0, "", 0
     for index in range(len(output_ids)):
-        piece = decode(output_ids[before : index + 1])[len(shown) :]
-        low[index] = len(text) + complete
-        high[index] = len(text) + len(piece)
-        if piece.endswith(REPLACEMENT):
-            complete = len(piece) - 1
-            continue
-        text += piece
-        before, read = read, index + 1
-        shown, piece, complete = decode(output_ids[before:read]), "", 0
-    return text + piece, low, high
+        if index - before >= 2 * _WINDOW_TOKENS:
+            shorter = decode(output_ids[index - _WINDOW_TOKENS : index])
+            if len(shorter) >= _WINDOW_CHARACTERS:
+                before, known = index - _WINDOW_TOKENS, shorter
+        more = decode(output_ids[before : index + 1])
+        low[index] = total - min(len(known) - len(known.rstrip(REPLACEMENT)), _OPEN_BYTES)
+        total += len(more) - len(known)
+        high[index] = total
+        known = more
+    # Some decoders show a character that is not finished as several replacements, and take them back.
+    return decode(output_ids), low, np.minimum.accumulate(high[::-1])[::-1]
 
 
 def _runs(role: Int8[np.ndarray, " o"]) -> tuple[Span, ...]:

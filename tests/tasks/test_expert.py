@@ -18,6 +18,7 @@ from harnessrl_jax.tasks.prompts import PROMPTS, parameter_of, tools_of
 from harnessrl_jax.tasks.questions import heldout_tasks
 from harnessrl_jax.tasks.search import SearchIndex
 from harnessrl_jax.tasks.simulate import play
+from harnessrl_jax.trajectories.formats import HERMES
 from harnessrl_jax.trajectories.parsing import parse_tool_calls
 
 CODEC = TextCodec(FOLDER)
@@ -54,7 +55,7 @@ def complete(sampler, ids, seed=0, max_new_tokens=64):
 
 
 def actions(sample):
-    calls = parse_tool_calls(CODEC.decode(sample.output_ids.tolist())).calls
+    calls = parse_tool_calls(CODEC.decode(sample.output_ids.tolist()), HERMES).calls
     return tuple(Action(call.name, next(iter(json.loads(call.arguments).values()))) for call in calls)
 
 

@@ -19,11 +19,13 @@ from harnessrl_jax.trajectories import (
     pack_groups,
     target_context,
 )
+from harnessrl_jax.trajectories.formats import HERMES
 
 DATA = json.loads((pathlib.Path(__file__).parents[1] / "data" / "rollout.json").read_text())
 without_note = lambda record: {key: value for key, value in record.items() if key != "what"}
 CALLS = [Call.from_json(DATA["call_defaults"] | without_note(call)) for call in DATA["calls"]]
 ROLLOUTS = [Rollout.from_json(DATA["rollout_defaults"] | rollout) for rollout in DATA["rollouts"]]
+TAGS = {"<tool_call>": 3, "</tool_call>": 4}
 BY_ID = {call.call_id: call for call in CALLS}
 
 # (A0 - mean) / (std + 1e-6) of the process rewards 1 and 0 at call index 0: 0.5 / 0.500001
@@ -62,13 +64,13 @@ def test_lineage_says_who_continues_whom_and_what_counts():
 def test_roles_in_the_record_are_those_of_its_ids():
     words = DATA["vocabulary"]
     decode = lambda ids: "".join(words[i] for i in ids)
-    out = assign_roles(BY_ID["A0"].output_ids, decode, finish="tool_calls", control_ids={3, 4})
+    out = assign_roles(BY_ID["A0"].output_ids, decode, HERMES, finish="tool_calls", control=TAGS)
     assert out.spans == BY_ID["A0"].spans
     assert out.parsed.status == "ok"
     a, g, o = Role.ACTION, Role.ARGS, Role.OTHER
     #                                   think <tc> {name ask args {q river "} }  </tc> end
     assert call_roles(BY_ID["A0"]).tolist() == [o, o, o, a, o, g, g, g, o, o, o]
-    broken = assign_roles(BY_ID["B1"].output_ids, decode, control_ids={3, 4})
+    broken = assign_roles(BY_ID["B1"].output_ids, decode, HERMES, control=TAGS)
     assert (broken.spans, broken.parsed.status) == ((), "malformed")
 
 

@@ -1,6 +1,12 @@
+import functools
+
 import pytest
 
-from harnessrl_jax.trajectories import parse_tool_calls
+from harnessrl_jax.trajectories import parse_tool_calls as parse
+from harnessrl_jax.trajectories.formats import HERMES
+
+parse_tool_calls = functools.partial(parse, format=HERMES)
+
 
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "Nile"}}\n</tool_call>'
 
@@ -96,7 +102,8 @@ def test_the_length_limit_wins_over_every_call(text):
 
 def test_quoted_tags_are_no_call():
     text = f"You wrote {CALL}"
-    assert parse_tool_calls(text, control=set()).status == "none"
-    opener, closer = text.index("<tool_call>"), text.index("</tool_call>")
-    assert parse_tool_calls(text, control={opener, closer}).status == "ok"
-    assert parse_tool_calls(text, control={opener}).status == "malformed"
+    assert parse_tool_calls(text, control={"<tool_call>": (), "</tool_call>": ()}).status == "none"
+    opener, closer = (text.index(tag) for tag in (HERMES.open, HERMES.close))
+    assert parse_tool_calls(text, control={"<tool_call>": {opener}, "</tool_call>": {closer}}).status == "ok"
+    assert parse_tool_calls(text, control={"<tool_call>": {opener}, "</tool_call>": ()}).status == "malformed"
+    assert parse_tool_calls(text, control={"<tool_call>": {opener}}).status == "ok"

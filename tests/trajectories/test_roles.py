@@ -1,10 +1,9 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
-from harnessrl_jax.errors import RecordError
 from harnessrl_jax.trajectories import Role, Span, assign_roles, call_roles
+from harnessrl_jax.trajectories.formats import HERMES
 from harnessrl_jax.trajectories.roles import token_characters
 
 A, G, O = Role.ACTION, Role.ARGS, Role.OTHER
@@ -36,7 +35,7 @@ def test_each_kind_of_token():
             *TAIL,
         ]
     )
-    out = assign_roles(ids, decode)
+    out = assign_roles(ids, decode, HERMES)
     assert out.role.tolist() == [O, O, O, O, O, A, A, O, O, O, G, G, G, O, O, O]
     assert out.spans == (Span(role=A, start=5, end=7), Span(role=G, start=10, end=13))
     assert out.role.dtype == np.int8
@@ -44,22 +43,22 @@ def test_each_kind_of_token():
 
 def test_a_token_that_straddles_name_and_arguments_is_action():
     ids, decode = vocabulary(["<tool_call>", '{"name": "f', 'ind", "arguments": {"q', '": 1', "}}", "</tool_call>"])
-    assert assign_roles(ids, decode).role.tolist() == [O, A, A, G, G, O]
+    assert assign_roles(ids, decode, HERMES).role.tolist() == [O, A, A, G, G, O]
 
 
 def test_two_calls_each_have_their_spans():
     block = ["<tool_call>", '{"name": "', "f", '", "arguments": ', "{}", "}", "</tool_call>"]
     ids, decode = vocabulary(block + block)
-    assert assign_roles(ids, decode).role.tolist() == [O, O, A, O, G, O, O] * 2
+    assert assign_roles(ids, decode, HERMES).role.tolist() == [O, O, A, O, G, O, O] * 2
 
 
 def test_what_cannot_be_read_is_other_and_the_readable_call_before_it_is_kept():
     block = ["<tool_call>", '{"name": "', "f", '", "arguments": ', "{}", "}", "</tool_call>"]
     ids, decode = vocabulary([*block, "<tool_call>", '{"name": ', "g"])
-    out = assign_roles(ids, decode)
+    out = assign_roles(ids, decode, HERMES)
     assert out.role.tolist() == [O, O, A, O, G, O, O, O, O, O]
     assert out.parsed.status == "malformed"
-    assert assign_roles(ids, decode, finish="length").parsed.status == "truncated"
+    assert assign_roles(ids, decode, HERMES, finish="length").parsed.status == "truncated"
 
 
 def test_characters_split_over_tokens():
@@ -76,26 +75,21 @@ def test_characters_split_over_tokens():
             *TAIL[:2],
         ]
     )
-    out = assign_roles(ids, decode)
+    out = assign_roles(ids, decode, HERMES)
     assert out.parsed.calls[0].name == "fñ"
     assert out.role.tolist() == [O, A, A, A, G, G, G, O, O]
 
 
 def test_quoted_tags_are_no_call():
     ids, decode = vocabulary(["<tool", "_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<tool_call>"])
-    assert assign_roles(ids[:4], decode).parsed.status == "ok"
-    assert assign_roles(ids[:4], decode, control_ids={3, 4}).role.tolist() == [O] * 4
-    assert assign_roles([4, 2, 3], decode, control_ids={3, 4}).parsed.status == "ok"
+    assert assign_roles(ids[:4], decode, HERMES).parsed.status == "ok"
+    assert assign_roles(ids[:4], decode, HERMES, control={"<tool_call>": 4, "</tool_call>": 3}).role.tolist() == [O] * 4
+    assert assign_roles([4, 2, 3], decode, HERMES, control={"<tool_call>": 4, "</tool_call>": 3}).parsed.status == "ok"
 
 
 def test_nothing_sampled():
-    out = assign_roles([], lambda ids: "")
+    out = assign_roles([], lambda ids: "", HERMES)
     assert (out.role.tolist(), out.spans, out.parsed.status) == ([], (), "none")
-
-
-def test_an_unknown_format_is_refused():
-    with pytest.raises(RecordError, match=r"unknown format 'xml'\. Known formats: hermes"):
-        assign_roles([], lambda ids: "", "xml")
 
 
 def test_the_roles_of_a_record_are_its_spans(make_call):
