@@ -79,7 +79,7 @@ def build_targets(
         has_logp=np.array([call.logps is not None for call in records], np.bool_)[place],
         advantage=np.array([item.advantage for item in calls], np.float32)[place],
         role=_roles(records, size),
-        weight=loss_weights(rollout, loss_mean),
+        weight=loss_weights(rollout, loss_mean, call=place, prompt=_prompts(records)[place]),
         success=np.array([item.success for item in calls], np.bool_)[place],
         call=np.asarray(call_number, np.int32)[place],
         rollout=rollout,
@@ -90,6 +90,13 @@ def build_targets(
 
 def _joined(parts: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype)
+
+
+def _prompts(calls: Sequence[Call]) -> Int[np.ndarray, " call"]:
+    """The number of each call's group."""
+    groups = [(call.run_id, call.group_id) for call in calls]
+    number = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    return np.array([number[group] for group in groups], np.int64)
 
 
 def _logps(call: Call) -> Float32[np.ndarray, " o"]:
