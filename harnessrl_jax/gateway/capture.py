@@ -1,20 +1,25 @@
 """A sample and the request it answers -> the record of the call, and the turn as the harness sees it. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.gateway.chat import DIALECT, Choice
+from harnessrl_jax.gateway.exchange import Choice, Json, Request
 from harnessrl_jax.gateway.identity import CallName
+from harnessrl_jax.gateway.live import Live
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import digest
 from harnessrl_jax.gateway.text import TextCodec
+from harnessrl_jax.gateway.visible import THINK, Stop, cut_at_stop, reasoning_tokens, split
 from harnessrl_jax.sampler.protocol import Sample
 from harnessrl_jax.trajectories.records import Call, Finish, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles
+
+# The first tokens of a turn, among which the one that opens its reasoning must be.
+_OPENING = 8
 
 
 class Envelope(NamedTuple):
@@ -22,9 +27,13 @@ class Envelope(NamedTuple):
 
     agent: str
     session_id: str
+    seed_name: str
+    """The conversation as far as seeds depend on it: nothing that a harness draws by chance."""
     opened_by: str | None
     """The tool call that opened the session, as the harness says."""
     retry: bool
+    headers: Mapping[str, str]
+    """Those by which harnesses name sessions and agents."""
     body: str
     started_s: float
 
@@ -39,14 +48,25 @@ class Place(NamedTuple):
     finished_s: float
 
 
+class Captured(NamedTuple):
+    """A call, and the turn that the harness sees of it."""
+
+    call: Call
+    choice: Choice
+    reasoning_tokens: int
+
+
 class Reader:
     """Reads samples with one model's tokenizer, by the parser that also labels tokens for training."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._format = codec.tool_format
+        self._think = codec.tags(THINK)
 
-    def read(self, rollout: OpenRollout, envelope: Envelope, place: Place, sample: Sample) -> tuple[Call, Choice]:
+    def read(
+        self, rollout: OpenRollout, envelope: Envelope, request: Request, place: Place, sample: Sample
+    ) -> Captured:
         """The record and the visible turn of one sample.
 
         Malformed calls stay in the content, as they were sampled; a sample cut by its length makes no calls.
@@ -54,31 +74,78 @@ class Reader:
         Raises:
           RecordError: the sampler's arrays do not belong together.
         """
+        sample, stop = cut_at_stop(sample, self._codec.decode, request.stop)
         output = sample.output_ids.tolist()
         if not output or len(sample.versions) != len(output):
             raise RecordError(
                 f"Call {place.name.call_id}: the sampler returned {len(output)} tokens and {len(sample.versions)} "
                 "versions; one version for each token is wanted, and at least an end of turn."
             )
-        roles = self.roles(output, sample.finish)
+        roles = self.roles(output, sample.finish, request.tools)
+        found = roles.parsed.calls if request.calls else ()
         tools = tuple(
             ToolCall(id=place.name.tool_call(at), name=block.name, arguments=block.arguments)
-            for at, block in enumerate(roles.parsed.calls)
+            for at, block in enumerate(found)
         )
         finish = "length" if sample.finish == "length" else "tool_calls" if tools else "stop"
-        call = _record(rollout, envelope, place, sample, roles, tools, finish)
-        return call, Choice(content=roles.parsed.content or (None if tools else ""), tool_calls=tools, finish=finish)
+        call = _record(rollout, envelope, request.dialect, place, sample, roles, tools, finish)
+        thinking = self.opened(place.prompt_ids.tolist()) or self.thinks(output)
+        shown = roles.parsed.content if request.calls else self._codec.decode(self._said(output))
+        text = split(_without_stop(shown, stop), thinking=thinking)
+        choice = Choice(
+            content=text.content or (None if tools else ""),
+            tool_calls=tools,
+            finish=finish,
+            reasoning=text.reasoning,
+            stopped_by=None if stop is None else stop.text,
+        )
+        return Captured(call, choice, reasoning_tokens(output, self._codec.decode, thinking=thinking))
 
-    def roles(self, output_ids: Sequence[int], finish: Finish) -> OutputRoles:
+    def roles(self, output_ids: Sequence[int], finish: Finish, tools: Sequence[Json] = ()) -> OutputRoles:
         """What the parser says of sampled ids; the end of turn is not part of the text."""
+        return assign_roles(
+            self._said(output_ids),
+            self._codec.decode,
+            self._format,
+            finish=finish,
+            control=self._codec.control,
+            schemas={tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools},
+        )
+
+    def live(self, prompt_ids: Sequence[int], request: Request) -> Live:
+        """Shows a turn of this request while it is sampled; nothing that a tool call may still take back."""
+        return Live(
+            self._codec.decode,
+            self.thinks,
+            opened=self.opened(prompt_ids),
+            marks=[*request.stop, *(self._format.opening if request.calls and self._format.served else ())],
+            stop_ids=self._codec.stop_ids,
+        )
+
+    def opened(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside reasoning: some templates open it."""
+        return self._codec.decode(prompt_ids[-_OPENING:]).rstrip().endswith(THINK)
+
+    def thinks(self, output_ids: Sequence[int]) -> bool:
+        """Whether the turn opens its reasoning itself, with the control token if there is one."""
+        first = list(output_ids[:_OPENING])
+        if self._think is not None and self._think.isdisjoint(first):
+            return False
+        return self._codec.decode(first).lstrip().startswith(THINK)
+
+    def _said(self, output_ids: Sequence[int]) -> Sequence[int]:
         ended = bool(output_ids) and output_ids[-1] in self._codec.stop_ids
-        said = output_ids[:-1] if ended else output_ids
-        return assign_roles(said, self._codec.decode, self._format, finish=finish, control=self._codec.control)
+        return output_ids[:-1] if ended else output_ids
+
+
+def _without_stop(content: str, stop: Stop | None) -> str:
+    return content if stop is None else content.rstrip().removesuffix(stop.rest.strip())
 
 
 def _record(
     rollout: OpenRollout,
     envelope: Envelope,
+    dialect: str,
     place: Place,
     sample: Sample,
     roles: OutputRoles,
@@ -99,7 +166,7 @@ def _record(
         seq=place.seq,
         choice=place.choice,
         harness=rollout.harness,
-        dialect=DIALECT,
+        dialect=dialect,
         prompt_ids=place.prompt_ids,
         output_ids=sample.output_ids,
         logps=sample.logps,
@@ -116,4 +183,5 @@ def _record(
         request=envelope.body,
         started_s=envelope.started_s,
         finished_s=place.finished_s,
+        headers=envelope.headers,
     )

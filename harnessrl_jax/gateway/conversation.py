@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harnessrl_jax.errors import TextError
+from harnessrl_jax.gateway.exchange import TURN
+from harnessrl_jax.gateway.fields import function_call
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.trajectories.records import ToolCall
 
@@ -27,6 +29,20 @@ class Turn:
     output_ids: tuple[int, ...]
     content: str
     tool_calls: tuple[ToolCall, ...]
+    reasoning: str = ""
+    stopped_by: str | None = None
+    """The stop text that ended it; it is not part of `content`."""
+
+
+def echo_of(turn: Turn) -> dict[str, Any]:
+    """The turn as a message that names it."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content, TURN: turn.call_id}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_calls:
+        parsed = [(call, json.loads(call.arguments)) for call in turn.tool_calls]
+        message["tool_calls"] = [function_call(call.id, call.name, arguments) for call, arguments in parsed]
+    return message
 
 
 class Prompt(NamedTuple):
@@ -35,9 +51,9 @@ class Prompt(NamedTuple):
     Attributes:
       ids: the prompt.
       spliced: call ids of the turns whose sampled ids stand in it, in order.
-      rewrites: why each other assistant turn was rendered as text: `unknown` (never sampled here), `content`, `calls`
-        or `arguments` (sampled, but changed by the harness), `template` (it writes such a turn in a way that sampled
-        ids cannot replace).
+      rewrites: why each other assistant turn was rendered as text: `unknown` (never sampled here), `content`, `calls`,
+        `arguments` or `reasoning` (sampled, but changed or left out by the harness), `template` (it writes such a turn
+        in a way that sampled ids cannot replace).
     """
 
     ids: list[int]
@@ -45,36 +61,64 @@ class Prompt(NamedTuple):
     rewrites: tuple[str, ...]
 
 
+class Match(NamedTuple):
+    """Turns that an echoed message may stand for.
+
+    Attributes:
+      turns: the candidates, earliest first.
+      sure: whether the message names its turn, so that what stands before it does not matter.
+      reason: if there are none, why; see `Prompt.rewrites`.
+    """
+
+    turns: Sequence[Turn]
+    sure: bool
+    reason: str
+
+
 class Turns:
     """The sampled turns of one attempt of a rollout, found by what a harness echoes."""
 
     def __init__(self) -> None:
+        self._by_call: dict[str, Turn] = {}
         self._by_tool_call: dict[str, Turn] = {}
         self._by_content: defaultdict[str, list[Turn]] = defaultdict(list)
+        self._conversations: dict[str, tuple[Message, ...]] = {}
 
     def add(self, turn: Turn) -> None:
         """Makes a turn known; call it before the harness can echo it."""
+        self._by_call[turn.call_id] = turn
         for call in turn.tool_calls:
             self._by_tool_call[call.id] = turn
         if not turn.tool_calls:
-            self._by_content[_bare(turn.content)].append(turn)
+            for content in _spellings(turn):
+                self._by_content[content].append(turn)
+
+    def keep(self, call_id: str, messages: Sequence[Message]) -> None:
+        """Keeps a conversation that ends with this call's turn, for requests that only name it."""
+        self._conversations[call_id] = tuple(messages)
+
+    def conversation(self, call_id: str) -> tuple[Message, ...] | None:
+        """What `keep` was given, or None."""
+        return self._conversations.get(call_id)
 
     def opener(self, tool_call_id: str) -> str | None:
         """The call that made a tool call, or None."""
         turn = self._by_tool_call.get(tool_call_id)
         return None if turn is None else turn.call_id
 
-    def find(self, message: Message) -> tuple[list[Turn], str]:
-        """Turns that an echoed assistant message may stand for; if there is none, why."""
+    def find(self, message: Message) -> Match:
+        """What an echoed assistant message may stand for: by its tool calls, by its name, or by its content."""
         calls = message.get("tool_calls") or []
-        if not calls:
-            turns = self._by_content.get(_bare(message.get("content") or ""), [])
-            return turns, "" if turns else "unknown"
-        turn = self._by_tool_call.get(calls[0].get("id", ""))
-        if turn is None:
-            return [], "unknown"
-        change = _change(turn, message.get("content") or "", calls)
-        return ([], change) if change else ([turn], "")
+        turn = self._by_tool_call.get(calls[0].get("id", "")) if calls else None
+        turn = turn or self._by_call.get(message.get(TURN) or "")
+        if turn is not None:
+            change = _change(turn, message)
+            return Match([], True, change) if change else Match([turn], True, "")
+        if calls:
+            return Match([], False, "unknown")
+        turns = self._by_content.get(_bare(message.get("content") or ""), [])
+        same = [turn for turn in turns if _same_reasoning(turn, message)]
+        return Match(same, False, "" if same else "reasoning" if turns else "unknown")
 
 
 def build_prompt(
@@ -97,13 +141,14 @@ def build_prompt(
       TextError: the template refuses the messages.
     """
     found, rewrites = _find(turns, messages)
-    guarded = codec.protect(messages, tools)
+    shown = [{key: value for key, value in message.items() if key != TURN} for message in messages]
+    guarded = codec.protect(shown, tools)
     canonical = codec.render(guarded)
     borders: list[str] = [canonical]
     bodies: list[str] = []
     if found:
         try:
-            borders = codec.render(guarded, found).split(guarded.mark)
+            borders = _up_to_header(codec.render(guarded, found).split(guarded.mark), codec.header)
         except TextError:
             borders = []
         bodies = _bodies(canonical, borders, len(found))
@@ -114,17 +159,17 @@ def build_prompt(
     return Prompt(ids, spliced, (*rewrites, *unmatched))
 
 
-def _find(turns: Turns, messages: Sequence[Message]) -> tuple[dict[int, list[Turn]], list[str]]:
+def _find(turns: Turns, messages: Sequence[Message]) -> tuple[dict[int, Match], list[str]]:
     """Turns that each assistant message may stand for, by its index, and why others stand for none."""
-    found: dict[int, list[Turn]] = {}
+    found: dict[int, Match] = {}
     rewrites: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            candidates, reason = turns.find(message)
-            if candidates:
-                found[index] = candidates
+            match = turns.find(message)
+            if match.turns:
+                found[index] = match
             else:
-                rewrites.append(reason)
+                rewrites.append(match.reason)
     return found, rewrites
 
 
@@ -133,7 +178,7 @@ def _splice(
     breaker: str,
     borders: list[str],
     bodies: list[str],
-    candidates: list[list[Turn]],
+    matches: list[Match],
     session_id: str,
 ) -> tuple[list[int], tuple[str, ...], list[str]]:
     """Ids of border, turn, border, ..., each turn as sampled where one fits and as text where none does."""
@@ -141,9 +186,9 @@ def _splice(
     spliced: list[str] = []
     unmatched: list[str] = []
     pending, ended = borders[0], False
-    for body, border, turns in zip(bodies, borders[1:], candidates, strict=True):
+    for body, border, match in zip(bodies, borders[1:], matches, strict=True):
         before = ids + _after(codec, pending, breaker, ended)
-        turn = _choose(turns, before, session_id)
+        turn = _choose(match, before, session_id)
         if turn is None:
             unmatched.append("unknown")
             pending += body + border
@@ -160,12 +205,26 @@ def _after(codec: TextCodec, text: str, breaker: str, ended: bool) -> list[int]:
     return ids[1:] if ended and ids and ids[0] in codec.stop_ids else ids
 
 
-def _choose(turns: list[Turn], before: list[int], session_id: str) -> Turn | None:
-    if len(turns) == 1 and turns[0].tool_calls:
-        return turns[0]
+def _choose(match: Match, before: list[int], session_id: str) -> Turn | None:
+    if match.sure:
+        return match.turns[0]
     read = tuple(before)
-    exact = next((turn for turn in turns if turn.prompt_ids == read), None)
-    return exact or next((turn for turn in turns if turn.session_id == session_id), None)
+    exact = next((turn for turn in match.turns if turn.prompt_ids == read), None)
+    return exact or next((turn for turn in match.turns if turn.session_id == session_id), None)
+
+
+def _up_to_header(borders: list[str], header: str) -> list[str]:
+    """Borders that each end with the header of the turn after them; [] if one lacks it.
+
+    Some templates write the beginning of a turn themselves, such as empty reasoning. The sampled ids are the whole
+    turn, from the header on.
+    """
+    if not header:
+        return borders
+    cut = [border.rpartition(header) for border in borders[:-1]]
+    if not all(found for _, found, _ in cut):
+        return []
+    return [*(before + found for before, found, _ in cut), borders[-1]]
 
 
 def _bodies(canonical: str, borders: list[str], count: int) -> list[str]:
@@ -186,9 +245,10 @@ def _bodies(canonical: str, borders: list[str], count: int) -> list[str]:
     return [*bodies, canonical[at:end]]
 
 
-def _change(turn: Turn, content: str, calls: Sequence[Message]) -> str:
-    """What the harness changed in a turn that made tool calls; "" if nothing that matters."""
-    if _bare(content) != _bare(turn.content):
+def _change(turn: Turn, message: Message) -> str:
+    """What the harness changed in a turn that it names; "" if nothing that matters."""
+    calls: Sequence[Message] = message.get("tool_calls") or []
+    if _bare(message.get("content") or "") not in _spellings(turn):
         return "content"
     echoed = [(call.get("id"), call["function"]["name"]) for call in calls]
     if echoed != [(call.id, call.name) for call in turn.tool_calls]:
@@ -197,7 +257,20 @@ def _change(turn: Turn, content: str, calls: Sequence[Message]) -> str:
         same_json(call["function"]["arguments"], json.loads(sampled.arguments))
         for call, sampled in zip(calls, turn.tool_calls, strict=True)
     )
-    return "" if same else "arguments"
+    return "" if same and _same_reasoning(turn, message) else "reasoning" if same else "arguments"
+
+
+def _same_reasoning(turn: Turn, message: Message) -> bool:
+    """Whether the reasoning came back: as text, or as the name of the turn where the client keeps no text."""
+    if "reasoning_content" in message:
+        return _bare(message["reasoning_content"]) == _bare(turn.reasoning)
+    return not turn.reasoning or message.get(TURN) == turn.call_id
+
+
+def _spellings(turn: Turn) -> set[str]:
+    """Contents that stand for the turn: some harnesses put the stop text back."""
+    content = _bare(turn.content)
+    return {content} if turn.stopped_by is None else {content, _bare(turn.content + turn.stopped_by)}
 
 
 def same_json(a: Any, b: Any) -> bool:

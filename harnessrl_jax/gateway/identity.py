@@ -2,16 +2,20 @@
 
 import hashlib
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from harnessrl_jax.errors import GatewayError
 from harnessrl_jax.gateway.refusal import bad_request
+from harnessrl_jax.trajectories.headers import claims
 
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,256}")
+# Every id that a reply carries: of itself, of its items and of its tool calls.
+_OURS = re.compile(r"(?:[a-z]+_)*([0-9a-f]{24})(?:[0-9]{2,})?")
 
 
 class CallName(NamedTuple):
@@ -56,6 +60,17 @@ def name_call(
     return CallName(call_id=value[:12].hex(), seed=int.from_bytes(value[12:], "little"))
 
 
+def call_of(identity: Any) -> str | None:
+    """The call that an id in a reply names; None for an id that was not made here.
+
+    Example:
+      >>> call_of("fc_call_0123456789abcdef0123456701"), call_of("msg_2")
+      ('0123456789abcdef01234567', None)
+    """
+    ours = _OURS.fullmatch(identity) if isinstance(identity, str) else None
+    return ours.group(1) if ours else None
+
+
 def check_name(kind: str, value: str) -> str:
     """Returns `value` if it can stand in a URL as it is; GatewayError if not."""
     if not _NAME.fullmatch(value):
@@ -65,14 +80,21 @@ def check_name(kind: str, value: str) -> str:
     return value
 
 
-def session_of(header: str | None, agent: str) -> str:
+def session_of(headers: Mapping[str, str], agent: str) -> str:
     """The conversation that a request belongs to: what the harness says, else one per agent.
 
+    Args:
+      headers: of the request, names in lower case.
+      agent: who asks, by the path.
+
     Raises:
-      Refusal: the header is not 1 to 256 visible ASCII characters.
+      Refusal: the name is not 1 to 256 visible ASCII characters.
     """
-    if header is None:
+    said = claims(headers)
+    session = headers.get("x-session-id") or (said.thread if said else "") or headers.get("x-litellm-session-id")
+    if not session:
         return agent
-    if not _SESSION.fullmatch(header):
-        raise bad_request("x-session-id must be 1 to 256 visible ASCII characters.", param="x-session-id")
-    return header
+    if not _SESSION.fullmatch(session):
+        where = "x-session-id" if "x-session-id" in headers else "session"
+        raise bad_request("The name of the session must be 1 to 256 visible ASCII characters.", param=where)
+    return session

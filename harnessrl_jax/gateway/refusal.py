@@ -4,6 +4,8 @@ from typing import Any
 
 from harnessrl_jax.errors import GatewayError
 
+CONTEXT_OVERFLOW = "context_length_exceeded"
+
 
 class Refusal(GatewayError):
     """A request that is refused on purpose.
@@ -24,6 +26,26 @@ class Refusal(GatewayError):
         self.retry = retry
 
 
+class ContextOverflow(Refusal):
+    """A prompt that leaves no room for a reply. Each dialect has words and a code of its own for it.
+
+    Args:
+      prompt_tokens: what the messages and tools take.
+      context_tokens: what the model can hold.
+    """
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens; the messages and tools take "
+            f"{prompt_tokens}, which leaves no room for a reply. Shorten the conversation.",
+            status=400,
+            code=CONTEXT_OVERFLOW,
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
 def bad_request(message: str, *, code: str = "invalid_request", param: str | None = None) -> Refusal:
     """A request that no repetition makes right."""
     return Refusal(message, status=400, code=code, param=param)
@@ -35,3 +57,19 @@ def openai_error(refusal: Refusal) -> tuple[dict[str, Any], dict[str, str]]:
     name = "server_error" if refusal.status >= 500 else kind.get(refusal.status, "invalid_request_error")
     body = {"error": {"message": str(refusal), "type": name, "param": refusal.param, "code": refusal.code}}
     return body, {"x-should-retry": "true" if refusal.retry else "false"}
+
+
+def anthropic_error(refusal: Refusal) -> tuple[dict[str, Any], dict[str, str]]:
+    """Body and headers of a refusal in Anthropic's shape; our own code stands next to its type."""
+    kind = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+    name = "overloaded_error" if refusal.status == 503 else "api_error" if refusal.status >= 500 else None
+    message = str(refusal)
+    if isinstance(refusal, ContextOverflow):
+        # Clients find an overflow, which they can answer by compaction, by these words.
+        message = f"prompt is too long: {refusal.prompt_tokens} tokens > {refusal.context_tokens} maximum. {message}"
+    error = {
+        "type": name or kind.get(refusal.status, "invalid_request_error"),
+        "message": message,
+        "code": refusal.code,
+    }
+    return {"type": "error", "error": error}, {"x-should-retry": "true" if refusal.retry else "false"}

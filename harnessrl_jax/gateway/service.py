@@ -1,6 +1,7 @@
-"""A chat request of an open rollout -> a reply whose calls are on disk. Knows no HTTP."""
+"""A request of an open rollout -> a reply whose calls are on disk. Knows no HTTP."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,17 +10,20 @@ import numpy as np
 from jaxtyping import Int32
 
 from harnessrl_jax.errors import SamplerError, StoreError
-from harnessrl_jax.gateway.capture import Envelope, Place, Reader
-from harnessrl_jax.gateway.chat import ChatRequest, Choice, Reply
-from harnessrl_jax.gateway.conversation import Prompt, Turn, build_prompt
-from harnessrl_jax.gateway.identity import CallName, name_call
-from harnessrl_jax.gateway.refusal import Refusal
+from harnessrl_jax.gateway.capture import Captured, Envelope, Place, Reader
+from harnessrl_jax.gateway.conversation import Message, Prompt, Turn, build_prompt, echo_of
+from harnessrl_jax.gateway.exchange import Head, Kind, Reply, Request
+from harnessrl_jax.gateway.identity import CallName, call_of, name_call
+from harnessrl_jax.gateway.refusal import ContextOverflow, Refusal, bad_request
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import CallKey, Intent
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.sampler.protocol import Sample, Sampler, SampleRequest
 from harnessrl_jax.trajectories.records import Call
+
+OnText = Callable[[Head, int, Kind, str], None]
+OnTokens = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +78,32 @@ class Gateway:
         self._store = store
         self._sampler = sampler
         self._codec = codec
-        self._policy = policy
+        self.policy = policy
         self._run_seed = run_seed
         self._reader = Reader(codec)
 
-    async def answer(self, rollout: OpenRollout, envelope: Envelope, request: ChatRequest) -> Answer:
+    async def answer(
+        self,
+        rollout: OpenRollout,
+        envelope: Envelope,
+        request: Request,
+        on_text: OnText | None = None,
+    ) -> Answer:
         """Samples a reply and stores it.
+
+        Args:
+          rollout: who asks.
+          envelope: what the request says outside its fields.
+          request: what is asked.
+          on_text: told the text of each choice as it is sampled, as far as nothing can change it any more.
 
         Raises:
           Refusal: the prompt leaves no room, the rollout has used its calls or was closed, or the sampler failed.
           StoreError: the calls could not be stored, so nothing may be sent.
           TextError: the template refuses the messages.
         """
-        prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, request.messages, request.tools)
+        messages = self._messages(rollout, request)
+        prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools)
         room = self._room(rollout, request, len(prompt.ids))
         if rollout.sampled + request.n > rollout.limits.max_calls:
             raise Refusal(
@@ -100,15 +117,21 @@ class Gateway:
         rollout.sampled += request.n
         rollout.counts.update([f"rewrite/{reason}" for reason in prompt.rewrites])
         ids = np.array(prompt.ids, np.int32)
-        names = self._names(rollout, envelope.session_id, ids, request.n)
+        names = self._names(rollout, envelope.seed_name, ids, request.n)
         keys = tuple(CallKey(rollout.rollout_id, rollout.attempt, rollout.life, name.call_id) for name in names)
         intents = [Intent(key, rollout.group_id, seq, choice, ids, envelope.body) for choice, key in enumerate(keys)]
         self._store.intend(intents, _notes(request, prompt, room))
+        head = Head(
+            request=request,
+            call_id=names[0].call_id,
+            created=int(envelope.started_s),
+            prompt_tokens=len(prompt.ids),
+        )
         try:
-            samples = await self._sample(prompt.ids, names, room)
+            samples = await self._sample(prompt.ids, names, room, self._listeners(head, prompt.ids, on_text))
             finished_s = self.clock()
-            calls = [
-                self._reader.read(rollout, envelope, Place(seq, choice, ids, name, finished_s), sample)
+            captured = [
+                self._reader.read(rollout, envelope, request, Place(seq, choice, ids, name, finished_s), sample)
                 for choice, (name, sample) in enumerate(zip(names, samples, strict=True))
             ]
         except BaseException as error:
@@ -116,8 +139,19 @@ class Gateway:
             self._store.settle(keys, "failed", f"{type(error).__name__}: {error}")
             rollout.counts["failed"] += len(keys)
             raise
-        await self._commit(rollout, [call for call, _ in calls])
-        return self._answer(rollout, envelope, request, prompt, calls, keys)
+        await self._commit(rollout, [one.call for one in captured])
+        self._remember(rollout, messages, head, captured)
+        return Answer(_reply(head, captured), keys)
+
+    def count(self, rollout: OpenRollout, envelope: Envelope, request: Request) -> int:
+        """How many tokens the model would read for this request; nothing is sampled or stored.
+
+        Raises:
+          Refusal: it goes on from a reply that is not known here.
+          TextError: the template refuses the messages.
+        """
+        messages = self._messages(rollout, request)
+        return len(build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools).ids)
 
     def settle(self, rollout: OpenRollout, answer: Answer, delivered: bool) -> None:
         """Notes whether the reply went out whole. Exactly once per answer."""
@@ -125,40 +159,77 @@ class Gateway:
         rollout.counts["delivered" if delivered else "undelivered"] += len(answer.keys)
         rollout.end_reply()
 
-    def _room(self, rollout: OpenRollout, request: ChatRequest, prompt_tokens: int) -> int:
-        """How many tokens may be sampled."""
-        left = self._policy.context_tokens - prompt_tokens
-        if left < 1:
-            raise Refusal(
-                f"This model's maximum context length is {self._policy.context_tokens} tokens; the messages and tools "
-                f"take {prompt_tokens}, which leaves no room for a reply. Shorten the conversation.",
-                status=400,
-                code="context_length_exceeded",
-                param="messages",
+    def _messages(self, rollout: OpenRollout, request: Request) -> Sequence[Message]:
+        """The whole conversation, also where the request only names the reply that it goes on from."""
+        if request.previous is None:
+            return request.messages
+        before = rollout.turns.conversation(call_of(request.previous) or "")
+        if before is None:
+            raise bad_request(
+                f"previous_response_id {request.previous!r} is no reply of this attempt that was stored. Send the "
+                "conversation as input.",
+                code="previous_response_not_found",
+                param="previous_response_id",
             )
-        limits = (left, self._policy.max_new_tokens, rollout.limits.max_new_tokens, request.max_tokens)
+        return [*request.messages[: request.lead], *before, *request.messages[request.lead :]]
+
+    def _room(self, rollout: OpenRollout, request: Request, prompt_tokens: int) -> int:
+        """How many tokens may be sampled."""
+        left = self.policy.context_tokens - prompt_tokens
+        if left < 1:
+            raise ContextOverflow(prompt_tokens, self.policy.context_tokens)
+        limits = (left, self.policy.max_new_tokens, rollout.limits.max_new_tokens, request.max_tokens)
         return min(limit for limit in limits if limit is not None)
 
-    def _names(self, rollout: OpenRollout, session_id: str, ids: Int32[np.ndarray, " p"], n: int) -> list[CallName]:
-        same = (session_id, ids.tobytes())
+    def _names(self, rollout: OpenRollout, seed_name: str, ids: Int32[np.ndarray, " p"], n: int) -> list[CallName]:
+        same = (seed_name, ids.tobytes())
         repetition = rollout.repetitions[same]
         rollout.repetitions[same] += 1
-        where = (self._run_seed, rollout.rollout_id, rollout.attempt, session_id, ids, repetition)
+        where = (self._run_seed, rollout.rollout_id, rollout.attempt, seed_name, ids, repetition)
         return [name_call(*where, choice) for choice in range(n)]
 
-    async def _sample(self, ids: list[int], names: Sequence[CallName], room: int) -> list[Sample]:
+    def _listeners(self, head: Head, ids: list[int], on_text: OnText | None) -> list[OnTokens | None]:
+        """One for each choice: from the sampler's thread to text on the event loop."""
+        if on_text is None:
+            return [None] * head.request.n
+        loop = asyncio.get_running_loop()
+
+        def listener(choice: int) -> OnTokens:
+            live = self._reader.live(ids, head.request)
+
+            def show(new: list[int]) -> None:
+                for kind, delta in live.feed(new):
+                    on_text(head, choice, kind, delta)
+
+            def hear(new: list[int]) -> None:
+                # The loop ends before the sampler where the process stops; nobody is left to show anything to.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(show, new)
+
+            return hear
+
+        return [listener(choice) for choice in range(head.request.n)]
+
+    async def _sample(
+        self,
+        ids: list[int],
+        names: Sequence[CallName],
+        room: int,
+        listeners: Sequence[OnTokens | None],
+    ) -> list[Sample]:
         requests = [
             SampleRequest(
                 prompt_ids=tuple(ids),
                 max_new_tokens=room,
-                temperature=self._policy.temperature,
-                top_p=self._policy.top_p,
-                top_k=self._policy.top_k,
+                temperature=self.policy.temperature,
+                top_p=self.policy.top_p,
+                top_k=self.policy.top_k,
                 seed=name.seed,
                 stop_ids=self._codec.stop_ids,
                 request_id=name.call_id,
+                on_tokens=listener,
             )
-            for name in names
+            for name, listener in zip(names, listeners, strict=True)
         ]
         failure: BaseException
         try:
@@ -189,36 +260,26 @@ class Gateway:
             rollout.end_reply()
             raise
 
-    def _answer(
-        self,
-        rollout: OpenRollout,
-        envelope: Envelope,
-        request: ChatRequest,
-        prompt: Prompt,
-        calls: list[tuple[Call, Choice]],
-        keys: tuple[CallKey, ...],
-    ) -> Answer:
-        for call, choice in calls:
-            rollout.turns.add(
-                Turn(
-                    call_id=call.call_id,
-                    session_id=envelope.session_id,
-                    prompt_ids=tuple(prompt.ids),
-                    output_ids=tuple(call.output_ids.tolist()),
-                    content=choice.content or "",
-                    tool_calls=call.tool_calls,
-                )
+    def _remember(
+        self, rollout: OpenRollout, messages: Sequence[Message], head: Head, captured: Sequence[Captured]
+    ) -> None:
+        """Makes the turns known, before the harness can echo them."""
+        for call, choice, _ in captured:
+            turn = Turn(
+                call_id=call.call_id,
+                session_id=call.session_id,
+                prompt_ids=tuple(call.prompt_ids.tolist()),
+                output_ids=tuple(call.output_ids.tolist()),
+                content=choice.content or "",
+                tool_calls=choice.tool_calls,
+                reasoning=choice.reasoning,
+                stopped_by=choice.stopped_by,
             )
+            rollout.turns.add(turn)
             rollout.counts.update(["calls", f"finish/{call.finish}", f"parse/{call.parse_status}"])
-        reply = Reply(
-            id=f"chatcmpl-{keys[0].call_id}",
-            created=int(envelope.started_s),
-            model=request.model,
-            choices=[choice for _, choice in calls],
-            prompt_tokens=len(prompt.ids),
-            completion_tokens=sum(len(call.output_ids) for call, _ in calls),
-        )
-        return Answer(reply, keys)
+            if head.request.resumable:
+                conversation = [*messages[head.request.lead :], echo_of(turn)]
+                rollout.turns.keep(call.call_id, conversation)
 
 
 def closed(rollout: OpenRollout) -> Refusal:
@@ -231,11 +292,23 @@ def closed(rollout: OpenRollout) -> Refusal:
     )
 
 
-def _notes(request: ChatRequest, prompt: Prompt, room: int) -> dict[str, Any]:
+def _reply(head: Head, captured: Sequence[Captured]) -> Reply:
+    return Reply(
+        head=head,
+        choices=[one.choice for one in captured],
+        completion_tokens=sum(len(one.call.output_ids) for one in captured),
+        reasoning_tokens=sum(one.reasoning_tokens for one in captured),
+    )
+
+
+def _notes(request: Request, prompt: Prompt, room: int) -> dict[str, Any]:
+    """What is kept next to a call: how its prompt came about, and what of its request was not followed."""
     return {
         "max_new_tokens": room,
         "max_tokens_asked": request.max_tokens,
         "asked": request.asked,
+        "ignored": request.ignored,
+        "normalised": request.normalised,
         "stream": request.stream,
         "spliced": prompt.spliced,
         "rewrites": prompt.rewrites,

@@ -36,6 +36,7 @@ class TextCodec:
       TextError: a file is missing or cannot be used, or the template cannot be extended turn by turn.
 
     Attributes:
+      header: text that begins an assistant turn; "" if the template does not write it on request.
       stop_ids: tokens that end an assistant turn, the template's own first.
       vocab_size: number of ids, added tokens included.
     """
@@ -58,6 +59,7 @@ class TextCodec:
         self.encode_plain = functools.lru_cache(_CACHED_PIECES)(self._encode_plain)
         self.vocab_size: int = self._full.get_vocab_size(with_added_tokens=True)
         self.stop_ids = self._stop_ids(settings, generation)
+        self.header = self._header()
 
     @functools.cached_property
     def tool_format(self) -> ToolFormat:
@@ -140,6 +142,12 @@ class TextCodec:
         if at + 1 < len(pieces) and self._control[pieces[at + 1]].get("lstrip"):
             piece = piece.rstrip()
         return piece
+
+    def _header(self) -> str:
+        """What the template writes when it asks for the next turn; "" if it always does."""
+        probe = self.protect([{"role": "user", "content": "a"}])
+        closed, asking = (self.render(probe, generate=generate) for generate in (False, True))
+        return asking[len(closed) :] if asking.startswith(closed) else ""
 
     def _stop_ids(self, settings: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
         """Close of turn, found by rendering a probe, and the ends of text that the folder declares."""

@@ -29,6 +29,14 @@ class Pending:
 
     job: Job
     result: Result
+    told: int = 0  # blocks that the caller has heard of
+
+    def tell(self) -> None:
+        """Hands new tokens to a caller who wants them early."""
+        new, self.told = self.job.blocks[self.told :], len(self.job.blocks)
+        on_tokens = self.job.request.on_tokens
+        if on_tokens is not None and new:
+            on_tokens([int(i) for block in new for i in block[:, 0]])
 
 
 class LocalSampler:
@@ -157,6 +165,8 @@ class LocalSampler:
             for pending in served:
                 pending.job.cancelled = pending.result.cancelled()
             answers = dict(batcher.turn())
+            for pending in served:
+                pending.tell()
             left = [p for p in served if not p.job.cancelled and p.job not in answers]
             ended = [p for p in served if p.job in answers]
             served[:] = left

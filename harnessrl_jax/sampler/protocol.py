@@ -1,6 +1,7 @@
 """Token ids in, sampled token ids out: what every sampler promises, and the plain values that cross. No JAX here."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -34,6 +35,9 @@ class SampleRequest:
     """Sampling ends after any of these; it is part of the output."""
     request_id: str = ""
     """For messages only."""
+    on_tokens: Callable[[list[int]], None] | None = field(default=None, compare=False, repr=False)
+    """Told the ids as they are sampled, in order, before the answer, from any thread; must return at once. A sampler
+    that learns of them only at the end need not call it."""
 
     def __post_init__(self) -> None:
         """Refuses impossible values."""

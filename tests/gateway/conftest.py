@@ -73,6 +73,8 @@ class Scripted:
         self.delay_s = delay_s
         self.version = 0
         self.hold = ""
+        self.pace = None
+        self.quiet = False
         self.requests = []
         self.running = False
 
@@ -88,7 +90,13 @@ class Scripted:
         while self.hold and self.hold in prompt:
             await asyncio.sleep(0.01)
         answer = self.script(prompt)
-        return answer if isinstance(answer, Sample) else self.sample(answer, request.max_new_tokens)
+        sample = answer if isinstance(answer, Sample) else self.sample(answer, request.max_new_tokens)
+        if request.on_tokens is not None and not self.quiet:
+            for token in sample.output_ids.tolist():
+                request.on_tokens([token])
+                if self.pace is not None:
+                    await self.pace()
+        return sample
 
     def sample(self, answer, max_new_tokens=10**6):
         """`answer` is text, in which control tokens count, or the ids themselves without the end of turn."""
@@ -105,6 +113,12 @@ class Scripted:
 
     async def close(self):
         self.running = False
+
+
+@pytest.fixture(scope="session")
+def scripted(codec):
+    """`scripted(script)` is a sampler that answers as its script says."""
+    return lambda script: Scripted(codec, script)
 
 
 class House:
@@ -148,11 +162,17 @@ class House:
             base_url=f"{to.base_url}/{agent}/v1", api_key=to.api_key, default_headers=headers, **options
         )
 
-    def post(self, body, agent="central", **headers):
+    def anthropic(self, agent="central", endpoint=None, **options):
+        to = endpoint or self.endpoint
+        import anthropic
+
+        return anthropic.Anthropic(base_url=f"{to.base_url}/{agent}", api_key=to.api_key, **options)
+
+    def post(self, body, agent="central", path="/v1/chat/completions", **headers):
         """A request as no client library would send it."""
         headers = {"authorization": f"Bearer {self.endpoint.api_key}"} | headers
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        url = f"{self.endpoint.base_url}/{agent}/v1/chat/completions"
+        url = f"{self.endpoint.base_url}/{agent}{path}"
         with httpx.Client(trust_env=False) as client:
             return client.post(url, content=data, headers=headers)
 
@@ -184,3 +204,42 @@ def shared_house(tmp_path_factory, codec):
     made = House(tmp_path_factory.mktemp("shared") / "calls.sqlite", codec, lambda prompt: "Yes.")
     yield made
     made.close()
+
+
+# Writes reasoning as some families do: empty where a turn has none, and only after the last question of the user.
+REASONING = """{%- set seen = namespace(last=0) %}
+{%- for message in messages %}{% if message.role == "user" %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == "assistant" and loop.index0 > seen.last %}<think>
+{{ message.reasoning_content or "" }}
+</think>
+
+{% endif %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="session")
+def thinking_codec(model_folder, tmp_path_factory):
+    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("thinking") / "model")
+    (folder / "chat_template.jinja").write_text(REASONING)
+    return TextCodec(folder)
+
+
+@pytest.fixture
+def thinking_house(tmp_path, thinking_codec):
+    """As `house`, for a model that reasons before it answers."""
+    with contextlib.ExitStack() as stack:
+
+        def open_house(script, **options):
+            made = House(tmp_path / "thinking.sqlite", thinking_codec, script, **options)
+            stack.callback(made.close)
+            return made
+
+        yield open_house

@@ -98,7 +98,7 @@ def test_the_official_client_understands_a_wrong_key(shared_house):
         ("/other/r0/0/v1/chat/completions", 404, "rollout_not_found"),
         ("/run/r0/x/v1/chat/completions", 404, "rollout_not_found"),
         ("/run/r0/0/v1/embeddings", 404, "no_route"),
-        ("/", 404, "no_route"),
+        ("/", 405, "no_route"),
         ("/run/r0/0/v1/models", 405, "no_route"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_failing_sampler_is_an_error_that_may_pass(house):
     assert h.store.counts() == {"calls/delivered": 1, "calls/failed": 1}
 
 
-def test_a_broken_sampler_is_an_internal_error_with_a_trace_in_the_log(house, capfd):
+def test_a_broken_sampler_is_an_internal_error_with_a_trace_in_the_log(house, caplog):
     def break_down(prompt):
         raise ZeroDivisionError("a bug")
 
@@ -169,7 +169,7 @@ def test_a_broken_sampler_is_an_internal_error_with_a_trace_in_the_log(house, ca
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
     assert "ZeroDivisionError" in error_of(response)["message"]
     h.server.stop()
-    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+    assert "ZeroDivisionError: a bug" in caplog.text
     h.store.flush()
     assert h.store.counts() == {"calls/failed": 1}
 

@@ -1,0 +1,92 @@
+"""OpenAI chat completions: reply -> JSON or events. Pure."""
+
+from typing import Any
+
+from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply
+from harnessrl_jax.gateway.fields import dump
+from harnessrl_jax.gateway.refusal import Refusal, openai_error
+from harnessrl_jax.gateway.sent import Sent
+from harnessrl_jax.trajectories.records import ToolCall
+
+_FIELDS = {"reasoning": "reasoning_content", "content": "content"}
+
+
+def reply_json(reply: Reply) -> bytes:
+    """The whole reply."""
+    choices: list[Json] = []
+    for index, choice in enumerate(reply.choices):
+        message: Json = {"role": "assistant", "content": choice.content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.tool_calls:
+            message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
+        choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish})
+    return dump(_envelope(reply.head, "chat.completion") | {"choices": choices, "usage": _usage(reply)})
+
+
+class ChatEvents:
+    """The same reply as `data:` lines of chunks, `[DONE]` last."""
+
+    def __init__(self, head: Head) -> None:
+        self._envelope = _envelope(head, "chat.completion.chunk")
+        options = head.request.body.get("stream_options") or {}
+        self._usage = bool(options.get("include_usage"))
+        self._sent: dict[int, Sent] = {}
+
+    def text(self, choice: int, kind: Kind, delta: str) -> bytes:
+        """A chunk with text; the first one of a choice names the role."""
+        opening = b""
+        if choice not in self._sent:
+            self._sent[choice] = Sent()
+            opening = self._delta(choice, {"role": "assistant", "content": ""})
+        self._sent[choice].add(kind, delta)
+        return opening + self._delta(choice, {_FIELDS[kind]: delta})
+
+    def end(self, reply: Reply) -> bytes:
+        """What is left of each choice, its finish reason, the token counts if they were asked for."""
+        out = [self._rest(index, choice) for index, choice in enumerate(reply.choices)]
+        if self._usage:
+            out.append(self._chunk([], usage=_usage(reply)))
+        return b"".join([*out, b"data: [DONE]\n\n"])
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """The error as a line of its own; no `[DONE]` follows, so that nobody takes the reply for whole."""
+        return b"data: " + dump(openai_error(refusal)[0]) + b"\n\n"
+
+    def _rest(self, index: int, choice: Choice) -> bytes:
+        out: list[bytes] = []
+        if index not in self._sent:
+            self._sent[index] = Sent()
+            # Nothing of an empty turn would tell the client that there is a message.
+            content = None if choice.tool_calls and not choice.content else ""
+            out.append(self._delta(index, {"role": "assistant", "content": content}))
+        out += [self._delta(index, {_FIELDS[kind]: delta}) for kind, delta in self._sent[index].rest(choice)]
+        for position, call in enumerate(choice.tool_calls):
+            named = {"index": position} | _tool_call(call)
+            named["function"] = {"name": call.name, "arguments": ""}
+            arguments = {"index": position, "function": {"arguments": call.arguments}}
+            out += [self._delta(index, {"tool_calls": [part]}) for part in (named, arguments)]
+        return b"".join([*out, self._delta(index, {}, choice.finish)])
+
+    def _delta(self, index: int, delta: Json, finish: str | None = None) -> bytes:
+        more: Json = {"usage": None} if self._usage else {}
+        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}], **more)
+
+    def _chunk(self, choices: list[Json], **more: Any) -> bytes:
+        return b"data: " + dump(self._envelope | {"choices": choices} | more) + b"\n\n"
+
+
+def _envelope(head: Head, kind: str) -> Json:
+    return {"id": f"chatcmpl-{head.call_id}", "object": kind, "created": head.created, "model": head.request.model}
+
+
+def _usage(reply: Reply) -> Json:
+    read, written = reply.head.prompt_tokens, reply.completion_tokens
+    usage: Json = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    if reply.reasoning_tokens:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reply.reasoning_tokens}
+    return usage
+
+
+def _tool_call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
