@@ -1,12 +1,12 @@
 """Calls of a rollout, their lineage and credit -> one plain view, which the terminal and the report both draw."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, TokenView
+from harnessrl_jax.trajectories.evidence import EvidenceKind
 from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall
 from harnessrl_jax.trajectories.records import Call, Role, Rollout, Task
 from harnessrl_jax.trajectories.roles import call_roles, token_characters
@@ -16,8 +16,11 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 Key: TypeAlias = tuple[str, str]
 """A session: agent and session_id."""
 
-# A shorter argument stands inside a longer text by chance.
-QUOTE_CHARACTERS = 8
+_OPENED: Mapping[EvidenceKind, str] = {
+    "named_opener": "named by the harness",
+    "quoted_arguments": "its request quotes the arguments of this call",
+    "harness_header": "a header names the agent that waits for it",
+}
 
 
 def view(
@@ -101,7 +104,7 @@ def _call_view(source: _Source, item: LinkedCall) -> CallView:
         seq=call.seq,
         link=item.link,
         state=item.state,
-        evidence=item.words,
+        evidence=_remark(item),
         finish=call.finish,
         parse_status=call.parse_status,
         version=call.version_end,
@@ -134,36 +137,15 @@ def _tokens(call: Call, decode: Decode) -> tuple[TokenView, ...]:
 
 
 def _opener(first: LinkedCall, linked: Sequence[LinkedCall]) -> tuple[str, str] | None:
-    """The call that opened a session, and how that is known; earlier requests only, so that no session opens itself."""
+    """The call that opened a session, and how that is known; of another session, so that none opens itself."""
     session = (first.call.agent, first.call.session_id)
-    earlier = [
-        other.call
-        for other in linked
-        if other.call.seq < first.call.seq and (other.call.agent, other.call.session_id) != session
-    ]
-    for call in earlier:
-        if call.call_id == first.opened_by:
-            return call.call_id, "named by the harness"
-    said = set(_strings(first.call.request))
-    inside = lambda text: len(text) >= QUOTE_CHARACTERS and any(text in part for part in said)
-    for quotes in (said.__contains__, inside):  # a whole message is better evidence than a part of one
-        for call in reversed(earlier):
-            if any(quotes(text) for tool in call.tool_calls for text in _strings(tool.arguments)):
-                return call.call_id, "its request quotes the arguments of this call"
+    for other in linked:
+        if other.call.call_id == first.opened_by and (other.call.agent, other.call.session_id) != session:
+            found = next(item for item in first.evidence if (item.about, item.call_id) == ("opener", first.opened_by))
+            return other.call.call_id, _OPENED[found.kind]
     return None
 
 
-def _strings(text: str) -> Iterator[str]:
-    """All strings in a JSON text, keys and empty ones left out; none if it is not JSON."""
-    try:
-        waiting: list[Any] = [json.loads(text)]
-    except (ValueError, RecursionError):  # a model may write anything, also brackets without end
-        return
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-        elif isinstance(value, str) and value:
-            yield value
+def _remark(item: LinkedCall) -> str:
+    """The evidence of a call, without what already shows in where its session stands."""
+    return "; ".join(one.words for one in item.evidence if one.about != "opener" or item.opened_by is None)

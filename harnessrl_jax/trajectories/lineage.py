@@ -5,19 +5,25 @@ harness says about itself is a hint that is kept next to it. The plain values th
 `Evidence` and the words for links, states and categories) are in `evidence`.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from harnessrl_jax.errors import LineageError
+from harnessrl_jax.trajectories.agents import header_threads, name_agents
 from harnessrl_jax.trajectories.evidence import Agent, Evidence, Fork, Link, State
-from harnessrl_jax.trajectories.prefixes import Prefixes, history, link_prefixes, shared_tokens
+from harnessrl_jax.trajectories.forks import Decode
+from harnessrl_jax.trajectories.headers import claims
+from harnessrl_jax.trajectories.places import Known, Place, place_calls
+from harnessrl_jax.trajectories.prefixes import Prefixes, history, link_prefixes
+from harnessrl_jax.trajectories.quotes import quotations
 from harnessrl_jax.trajectories.records import Call
+from harnessrl_jax.trajectories.requests import Asked, read_request
 from harnessrl_jax.trajectories.retries import failure, siblings, superseded
-
-SHOWN_IDS = 16
+from harnessrl_jax.trajectories.states import Used, auxiliary, rejected
 
 
 class LinkedCall(NamedTuple):
@@ -26,6 +32,8 @@ class LinkedCall(NamedTuple):
     Attributes:
       call: the record.
       agent: who made it, and what told this agent apart from others.
+      session: call_id of the call that opened its conversation; a conversation is one agent's, rewrites and summaries
+        included.
       parent_call_id: the call whose prompt + output this prompt extends, in the same agent; None at a root.
       opened_by: the call of another agent or session that opened this conversation; None if none is known.
       sibling_of: the first call that had the same prompt, where this one asks again on purpose; None elsewhere.
@@ -40,6 +48,7 @@ class LinkedCall(NamedTuple):
 
     call: Call
     agent: Agent
+    session: str
     parent_call_id: str | None
     opened_by: str | None
     sibling_of: str | None
@@ -63,39 +72,60 @@ class Lineage(NamedTuple):
     calls: tuple[LinkedCall, ...]
 
     def counts(self) -> dict[str, int]:
-        """How many calls have each state and each link, by "state/..." and "link/..."."""
-        states = Counter(f"state/{linked.state}" for linked in self.calls)
-        return dict(sorted((states + Counter(f"link/{linked.link}" for linked in self.calls)).items()))
+        """How many agents and conversations there are, and calls of each kind.
+
+        Returns:
+          `agents`, `sessions`, `siblings`, and by name `state/...`, `link/...`, `fork/...` (a fork is counted once,
+          however often its prompt was asked) and `agent/...` (calls by what told their agent apart).
+        """
+        out = Counter(f"state/{linked.state}" for linked in self.calls)
+        out += Counter(f"link/{linked.link}" for linked in self.calls)
+        out += Counter(f"agent/{linked.agent.source}" for linked in self.calls)
+        forks = {(item.session, item.call.prompt_ids.tobytes()): item.fork for item in self.calls if item.fork}
+        out += Counter(f"fork/{fork.category}" for fork in forks.values())
+        out["siblings"] = sum(linked.sibling_of is not None for linked in self.calls)
+        out["sessions"] = len({linked.session for linked in self.calls})
+        out["agents"] = len({(linked.agent.name, linked.agent.thread) for linked in self.calls})
+        return {name: number for name, number in sorted(out.items()) if number}
 
 
-def build_lineage(calls: Sequence[Call]) -> Lineage:
+def build_lineage(calls: Sequence[Call], decode: Decode | None = None) -> Lineage:
     """Links the calls of one attempt of one rollout and decides which of them count.
 
     A retry needs proof: the client's retry flag, or the same request bytes after a call that failed or never arrived.
     Without proof equal requests are siblings (voting, parallel branches) and all live. Of a proven pair the one whose
-    answer later prompts contain stays, else the later one.
+    answer later prompts contain stays, else the later one. What else is not live, and why, is in `states`.
 
     Args:
       calls: records of one (run, rollout, attempt), at least one, in any order.
+      decode: ids -> text, control tokens spelled out. It names the text at forks and tells more of their categories
+        apart; links and states do not depend on it.
 
     Returns:
-      The lineage; equal for every order of `calls`.
+      The lineage; equal for every order of `calls`. The work is a sort and a pass over the tokens.
 
     Raises:
       LineageError: no call, calls of several attempts, a call_id twice, or an agent both trained and not.
     """
     ordered = sorted(calls, key=_request_order)
     _check(ordered)
-    linked: dict[str, LinkedCall] = {}
-    for name in dict.fromkeys(call.agent for call in ordered):
-        linked |= _link_agent([call for call in ordered if call.agent == name])
-    known = linked.keys()
-    first = ordered[0]
+    known = _know(ordered, decode)
+    places = place_calls(known)
+    again = _repeats(ordered, known)
+    used = Used(known.parent, known.quotes)
+    heads = {place.session: known.read(place.session) for place in places}
+    side = auxiliary(ordered, known.said, places, used, heads)
+    dropped = rejected(ordered, places, used) | side
+    agents = name_agents(ordered, known.said, [place.session for place in places], heads, side)
+    first, known_at = ordered[0], {call.call_id: call.seq for call in ordered}
     return Lineage(
         run_id=first.run_id,
         rollout_id=first.rollout_id,
         attempt=first.attempt,
-        calls=tuple(_with_opener(linked[call.call_id], known) for call in ordered),
+        calls=tuple(
+            _with_named_opener(_linked(known, again, number, agents[number], place, dropped.get(number)), known_at)
+            for number, place in enumerate(places)
+        ),
     )
 
 
@@ -131,74 +161,99 @@ def _check(calls: Sequence[Call]) -> None:
             )
 
 
-def _link_agent(calls: Sequence[Call]) -> dict[str, LinkedCall]:
-    """The calls of one agent, in request order, each in its place."""
-    prefixes = link_prefixes(calls)
-    used = {calls[parent].call_id for parent in prefixes.parent if parent is not None}
-    lost = superseded(calls, used)
-    failed = {call.call_id: failure(call, call.call_id in used) for call in calls}
-    again = siblings([call for call in calls if call.call_id not in lost and failed[call.call_id] is None])
-    out: dict[str, LinkedCall] = {}
-    for place, call in enumerate(calls):
-        link, fork, reason = _link(calls, prefixes, place)
-        state, why = _state(call, lost.get(call.call_id), failed[call.call_id], call.call_id in used)
-        sibling = again.get(call.call_id)
-        parent = prefixes.parent[place]
-        out[call.call_id] = LinkedCall(
-            call=call,
-            agent=Agent(call.agent, "", "name"),
-            parent_call_id=None if parent is None else calls[parent].call_id,
-            opened_by=None,
-            sibling_of=None if sibling is None else sibling.call_id,
-            link=link,
-            fork=fork,
-            state=state,
-            evidence=tuple(item for item in (reason, sibling, why) if item is not None),
-        )
-    return out
+def _know(calls: Sequence[Call], decode: Decode | None) -> Known:
+    said = [claims(call.headers) for call in calls]
+    threads = list(zip((call.agent for call in calls), header_threads(calls, said), strict=True))
+    parent: list[int | None] = [None] * len(calls)
+    prefixes: dict[tuple[str, str], tuple[Prefixes, Sequence[int]]] = {}
+    for thread in dict.fromkeys(threads):
+        members = [number for number, other in enumerate(threads) if other == thread]
+        found = link_prefixes([calls[number] for number in members])
+        prefixes[thread] = found, members
+        for number, extended in zip(members, found.parent, strict=True):
+            parent[number] = None if extended is None else members[extended]
+    fresh = [0 if extended is None else len(history(calls[extended])) for extended in parent]
 
+    @functools.cache
+    def read(number: int) -> Asked | None:
+        return read_request(calls[number].request)
 
-def _link(calls: Sequence[Call], prefixes: Prefixes, place: int) -> tuple[Link, Fork | None, Evidence | None]:
-    call, parent = calls[place], prefixes.parent[place]
-    if parent is not None:
-        extended = calls[parent].call_id
-        return "extends", None, Evidence("link", "token_prefix", extended, f"prompt extends {extended}")
-    before = [i for i in range(place) if calls[i].session_id == call.session_id]
-    if not before or any(np.array_equal(calls[i].prompt_ids, call.prompt_ids) for i in before):
-        return "opens", None, None
-    shared = shared_tokens(prefixes, calls, place)
-    nearest = max(before, key=lambda i: (shared[i], i))
-    position, other = int(shared[nearest]), calls[nearest]
-    words = f"history differs from {other.call_id} at token {position} of {len(call.prompt_ids)}"
-    fork = Fork(
-        from_call_id=other.call_id,
-        category="unknown",
-        position=position,
-        before=tuple(history(other)[position : position + SHOWN_IDS].tolist()),
-        after=tuple(call.prompt_ids[position : position + SHOWN_IDS].tolist()),
-        before_text=None,
-        after_text=None,
+    return Known(
+        calls=calls,
+        said=said,
+        threads=threads,
+        parent=parent,
+        prefixes=prefixes,
+        quotes=quotations(calls, fresh),
+        read=read,
+        decode=decode,
     )
-    return "rewrites", fork, Evidence("link", "same_session", other.call_id, words)
 
 
-def _state(call: Call, lost: Evidence | None, failed: Evidence | None, used: bool) -> tuple[State, Evidence | None]:
-    if lost is not None:
-        return "superseded", lost
-    if failed is not None:
-        return "undelivered", failed
+class _Repeats(NamedTuple):
+    """What repeats another call, by call_id, and what the harness never had."""
+
+    lost: dict[str, Evidence]
+    failed: dict[str, Evidence]
+    siblings: dict[str, Evidence]
+    used: set[str]
+
+
+def _repeats(calls: Sequence[Call], known: Known) -> _Repeats:
+    used = {calls[extended].call_id for extended in known.parent if extended is not None}
+    failed = {call.call_id: why for call in calls if (why := failure(call, call.call_id in used)) is not None}
+    lost: dict[str, Evidence] = {}
+    again: dict[str, Evidence] = {}
+    for _, members in known.prefixes.values():
+        own = [calls[number] for number in members]
+        lost |= superseded(own, used)
+        again |= siblings([call for call in own if call.call_id not in lost and call.call_id not in failed])
+    return _Repeats(lost, failed, again, used)
+
+
+def _linked(
+    known: Known, again: _Repeats, number: int, agent: Agent, place: Place, dropped: Evidence | None
+) -> LinkedCall:
+    call, parent = known.calls[number], known.parent[number]
+    state, why = _state(call, again, dropped)
+    sibling = again.siblings.get(call.call_id)
+    linked = LinkedCall(
+        call=call,
+        agent=agent,
+        session=known.calls[place.session].call_id,
+        parent_call_id=None if parent is None else known.calls[parent].call_id,
+        opened_by=next((item.call_id for item in place.evidence if item.about == "opener"), None),
+        sibling_of=None if sibling is None else sibling.call_id,
+        link=place.link,
+        fork=place.fork,
+        state=state,
+        evidence=tuple(item for item in (*place.evidence, sibling, why) if item is not None),
+    )
+    return linked
+
+
+def _state(call: Call, again: _Repeats, dropped: Evidence | None) -> tuple[State, Evidence | None]:
+    if call.call_id in again.lost:
+        return "superseded", again.lost[call.call_id]
+    if call.call_id in again.failed:
+        return "undelivered", again.failed[call.call_id]
+    if dropped is not None:
+        return ("rejected" if dropped.kind == "other_summary_used" else "auxiliary"), dropped
     if not call.delivered:
         words = "marked undelivered, but a later prompt contains its answer"
         return "live", Evidence("state", "answer_used", None, words)
     return "live", None
 
 
-def _with_opener(linked: LinkedCall, known: Collection[str]) -> LinkedCall:
+def _with_named_opener(linked: LinkedCall, known_at: Mapping[str, int]) -> LinkedCall:
+    """The call with the opener that its record names, which outweighs one that was found."""
     named = linked.call.parent_call_id
     if named is None or named == linked.parent_call_id:
         return linked
-    if named in known:
+    if known_at.get(named, linked.call.seq) < linked.call.seq:
         evidence = Evidence("opener", "named_opener", named, f"names {named} as its opener")
-        return linked._replace(opened_by=named, evidence=(*linked.evidence, evidence))
-    evidence = Evidence("opener", "unknown_opener", named, f"names the unknown call {named} as its opener")
+        others = [item for item in linked.evidence if item.about != "opener"]
+        return linked._replace(opened_by=named, evidence=(*others, evidence))
+    what = "the later" if named in known_at else "the unknown"
+    evidence = Evidence("opener", "unknown_opener", named, f"names {what} call {named} as its opener")
     return linked._replace(evidence=(*linked.evidence, evidence))

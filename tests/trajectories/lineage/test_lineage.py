@@ -30,7 +30,14 @@ def test_a_chat_is_a_chain(make_call):
         "b": ("a", "extends", "live"),
         "c": ("b", "extends", "live"),
     }
-    assert build_lineage(calls).counts() == {"link/extends": 2, "link/opens": 1, "state/live": 3}
+    assert build_lineage(calls).counts() == {
+        "agent/name": 3,
+        "agents": 1,
+        "link/extends": 2,
+        "link/opens": 1,
+        "sessions": 1,
+        "state/live": 3,
+    }
 
 
 def test_parallel_calls_share_a_parent(make_call):
@@ -200,7 +207,10 @@ def test_a_rewrite_is_compared_with_the_nearest_history(make_call):
         make_call("d", [1, 7, 7, 8], [4], seq=3),
         make_call("e", [1, 7, 7, 8], [4], seq=4),
     ]
-    assert [link for _, link, _ in shown(calls).values()] == ["opens", "opens", "rewrites", "rewrites", "opens"]
+    assert [link for _, link, _ in shown(calls).values()] == ["opens", "opens", "rewrites", "rewrites", "rewrites"]
+    lineage = build_lineage(calls)
+    assert lineage.calls[4].sibling_of == "d"
+    assert lineage.counts()["fork/unknown"] == 2  # asked twice, d and e leave their history once
     assert evidence(calls, "d") == "history differs from a at token 3 of 4"
     assert evidence(calls, "c") == "history differs from a at token 0 of 1"
 
