@@ -12,17 +12,9 @@ from harnessrl_jax.trajectories.credit import (
 )
 from harnessrl_jax.trajectories.fitting import Bucket
 from harnessrl_jax.trajectories.formats import Schemas, ToolBlock, ToolFormat, format_of_template
+from harnessrl_jax.trajectories.grouping import GroupTrees, PackedStep, group_trees, pack_groups
 from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall, build_lineage
-from harnessrl_jax.trajectories.packing import (
-    GroupTrees,
-    PackedStep,
-    PackingReport,
-    RowReport,
-    group_trees,
-    pack,
-    pack_buckets,
-    pack_groups,
-)
+from harnessrl_jax.trajectories.packing import PackingReport, RowReport, pack, pack_buckets
 from harnessrl_jax.trajectories.parsing import ParsedOutput, parse_tool_calls
 from harnessrl_jax.trajectories.records import Call, LogpKind, Role, Rollout, Span, Task, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles, call_roles

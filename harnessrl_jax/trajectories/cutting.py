@@ -94,11 +94,15 @@ def parts(tree: PrefixTree, targets: Targets, *, row_slots: int, row_targets: in
 def _part(tree: PrefixTree, above: Int32[np.ndarray, " repeated"], targets: Targets) -> Part:
     """The nodes of `above`, then all from the first source to the last one: in depth-first order nothing else is."""
     low, high = int(targets.source[0]), int(targets.source[-1]) + 1
-    token, _, position, end = (np.concatenate([field[above], field[low:high]]) for field in tree)
+    token, depth, end = tree.token[low:high], tree.depth[low:high], tree.subtree_end[low:high]
+    if len(above):
+        token = np.concatenate([tree.token[above], token])
+        depth = np.concatenate([tree.depth[above], depth])
+        end = np.concatenate([tree.subtree_end[above], end])
     shift = np.int32(len(above) - low)
     return Part(
         token=token,
-        position=position,
+        position=depth,
         subtree_end=np.minimum(end, high) + shift,
         targets=targets._replace(source=targets.source + shift),
     )

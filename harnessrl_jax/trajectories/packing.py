@@ -6,13 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harnessrl_jax.errors import PackingError
-from harnessrl_jax.trajectories.accounting import Drop, merge_drops
-from harnessrl_jax.trajectories.credit import CreditedCall, CreditedCalls, LossMean
+from harnessrl_jax.trajectories.accounting import Drop
 from harnessrl_jax.trajectories.cutting import Part, parts, prune
 from harnessrl_jax.trajectories.fitting import Bucket, FittedRow, Size, check_buckets, first_fit
 from harnessrl_jax.trajectories.rows import PackedBatch, empty_batch, fill_row
-from harnessrl_jax.trajectories.targets import Targets, build_targets
-from harnessrl_jax.trajectories.trees import PrefixTree, ancestor, build
+from harnessrl_jax.trajectories.targets import Targets
+from harnessrl_jax.trajectories.trees import PrefixTree
 
 Item = tuple[PrefixTree, Targets]
 
@@ -94,109 +93,6 @@ class PackingReport(NamedTuple):
         return self.slots_used - self.tree_slots
 
 
-class PackedStep(NamedTuple):
-    """One training step's data.
-
-    Attributes:
-      batch: the rows.
-      report: fill, reuse, and every sampled token that is not in the batch, by reason.
-      calls: the credited calls; `batch.call` counts through them.
-      rollouts: rollout ids; `batch.rollout` counts through them.
-    """
-
-    batch: PackedBatch
-    report: PackingReport
-    calls: tuple[CreditedCall, ...]
-    rollouts: tuple[str, ...]
-
-
-class GroupTrees(NamedTuple):
-    """A step's calls as trees, before they have places in rows.
-
-    Attributes:
-      items: the tree of each group of rollouts, and its targets.
-      calls: the credited calls; `Targets.call` counts through them.
-      rollouts: rollout ids; `Targets.rollout` counts through them.
-      dropped: calls and sampled tokens that have no target, by reason.
-    """
-
-    items: tuple[Item, ...]
-    calls: tuple[CreditedCall, ...]
-    rollouts: tuple[str, ...]
-    dropped: Mapping[str, Drop]
-
-
-def pack_groups(
-    credited: CreditedCalls, *, loss_mean: LossMean, row_slots: int, row_targets: int, max_rows: int
-) -> PackedStep:
-    """Builds one tree for each group of rollouts and packs them into rows of one shape.
-
-    Args:
-      credited: the calls of a step.
-      loss_mean: how targets are weighted, see `loss_weights`.
-      row_slots: slots of a row.
-      row_targets: targets of a row.
-      max_rows: rows of the batch.
-
-    Returns:
-      The batch, its report, and what the call and rollout numbers mean. The same for every order of the calls.
-
-    Raises:
-      PackingError: a shape below 1.
-    """
-    trees = group_trees(credited, loss_mean=loss_mean, row_slots=row_slots)
-    batch, report = pack(trees.items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
-    report = report._replace(dropped=merge_drops(trees.dropped, report.dropped))
-    return PackedStep(batch=batch, report=report, calls=trees.calls, rollouts=trees.rollouts)
-
-
-def group_trees(credited: CreditedCalls, *, loss_mean: LossMean, row_slots: int) -> GroupTrees:
-    """Builds one tree for each group of rollouts, and the targets of its calls.
-
-    The rollouts of a group share system prompt and question, so their calls share one tree and each shared token is
-    computed once. A call whose tokens exceed a row is dropped as "too_long" before the loss weights are taken.
-
-    Args:
-      credited: the calls of a step.
-      loss_mean: how targets are weighted, see `loss_weights`.
-      row_slots: slots of the longest row there is.
-
-    Returns:
-      The trees. The same for every order of the calls.
-    """
-    groups: dict[tuple[str, str], list[CreditedCall]] = {}
-    for item in credited.calls:
-        groups.setdefault((item.call.run_id, item.call.group_id), []).append(item)
-    items: list[Item] = []
-    calls: list[CreditedCall] = []
-    rollouts: dict[tuple[str, str], int] = {}
-    long: list[int] = []
-    for (run, _), group in sorted(groups.items()):
-        members, tree, leaf = _ordered(group)
-        call = np.arange(len(calls), len(calls) + len(members), dtype=np.int32)
-        calls += members
-        number = [rollouts.setdefault((run, item.call.rollout_id), len(rollouts)) for item in members]
-        fits = [len(item.call.prompt_ids) + len(item.call.output_ids) - 1 <= row_slots for item in members]
-        long += [len(item.call.output_ids) for item, fit in zip(members, fits, strict=True) if not fit]
-        kept = np.flatnonzero(fits)
-        targets = build_targets(
-            tree,
-            leaf[kept],
-            [members[place] for place in kept],
-            call_number=call[kept],
-            rollout_number=np.array(number, np.int32)[kept],
-            loss_mean=loss_mean,
-        )
-        items.append((tree, targets))
-    too_long = {"too_long": Drop(calls=len(long), tokens=sum(long))} if long else {}
-    return GroupTrees(
-        items=tuple(items),
-        calls=tuple(calls),
-        rollouts=tuple(rollout for _, rollout in rollouts),
-        dropped=merge_drops(credited.dropped, too_long),
-    )
-
-
 def pack(
     items: Sequence[Item], *, row_slots: int, row_targets: int, max_rows: int
 ) -> tuple[PackedBatch, PackingReport]:
@@ -261,24 +157,6 @@ def pack_buckets(items: Sequence[Item], buckets: Sequence[Bucket]) -> tuple[tupl
         tree_slots=sum(len(tree.token) for tree, _ in packed),
         dropped={"no_room": _dropped(left_out)} if left_out else {},
     )
-
-
-def _ordered(group: Sequence[CreditedCall]) -> tuple[list[CreditedCall], PrefixTree, np.ndarray]:
-    """The calls of a group sorted by what they are, and the tree of what they condition on, with its leaves.
-
-    Sorted by rollout, session, prompt, output and place in the traffic. Nodes in depth-first order sort like the ids
-    that lead to them, so the end of a prompt stands for the prompt.
-    """
-    tree, leaf = build([np.concatenate((i.call.prompt_ids, i.call.output_ids[:-1]), dtype=">i4") for i in group])
-    end = ancestor(tree, leaf, np.array([len(item.call.prompt_ids) - 1 for item in group])).tolist()
-
-    def content(place: int) -> tuple[str, int, str, int, bytes, int, int, str]:
-        call = group[place].call
-        output = call.output_ids.astype(">i4").tobytes()
-        return call.rollout_id, call.attempt, call.session_id, end[place], output, call.seq, call.choice, call.call_id
-
-    order = sorted(range(len(group)), key=content)
-    return [group[place] for place in order], tree, leaf[order]
 
 
 def _fitted(

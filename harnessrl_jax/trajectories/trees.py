@@ -1,6 +1,6 @@
 """Token sequences -> one prefix tree as flat arrays in depth-first order. NumPy only: runs where JAX is absent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class PrefixTree(NamedTuple):
     subtree_end: Int32[np.ndarray, " node"]
 
 
-def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, Int32[np.ndarray, " seq"]]:
+def build(sequences: Iterable[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, Int32[np.ndarray, " seq"]]:
     """The prefix tree of some token sequences.
 
     Sorted sequences that share a prefix are neighbours, so the longest common prefix of each with the one before
@@ -38,7 +38,7 @@ def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
     are not new are only compared, as bytes: n log n comparisons of sequences, whatever their order.
 
     Args:
-      sequences: token ids of each sequence, 0 <= id < 2**31; may be empty, may repeat.
+      sequences: token ids of each sequence, 0 <= id < 2**31; may be empty, may repeat. Each is read once.
 
     Returns:
       The tree, and for each sequence the node of its last token (`ROOT` if the sequence is empty).
@@ -46,23 +46,51 @@ def build(sequences: Sequence[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
     Raises:
       PackingError: a sequence is not of integers in that range.
     """
-    keys = [_key(sequence) for sequence in sequences]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
+    tree, leaf, _ = build_forest([sequences])
+    return tree, leaf
+
+
+def build_forest(
+    groups: Iterable[Iterable[Int[np.ndarray, " token"]]],
+) -> tuple[PrefixTree, Int32[np.ndarray, " seq"], Int32[np.ndarray, " edge"]]:
+    """The trees of several groups of sequences one after the other; what stands in different groups shares nothing.
+
+    Args:
+      groups: sequences as for `build`.
+
+    Returns:
+      All trees as one, the last node of each sequence, and the first node of each group, with the number of nodes at
+      the end.
+
+    Raises:
+      PackingError: a sequence is not of integers from 0 to 2**31 - 1.
+    """
+    places: list[int] = []
     shared: list[int] = []
+    length: list[int] = []
     new: list[bytes] = []
-    before = b""
-    for place in order:
-        key = keys[place]
-        shared.append(_common_tokens(before, key))
-        new.append(key[4 * shared[-1] :])
-        before = key
+    edges = [0]
+    for group in groups:
+        keys = [_key(sequence) for sequence in group]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        before, first, nodes = b"", len(places), edges[-1]
+        for place in order:
+            key = keys[place]
+            same = _common_tokens(before, key)
+            places.append(first + place)
+            shared.append(same)
+            length.append(len(key) // 4)
+            new.append(key[4 * same :])
+            nodes += length[-1] - same
+            before = key
+        edges.append(nodes)
     token = np.frombuffer(b"".join(new), ">i4").astype(np.int32)
     if token.size and token.min() < 0:
         raise PackingError(f"build: token id {token.min()} is negative. Ids run from 0 to 2**31 - 1.")
-    parent, depth, subtree_end, last = _links(shared, [len(keys[place]) // 4 for place in order], len(token))
-    leaf = np.empty(len(keys), np.int32)
-    leaf[order] = last
-    return PrefixTree(token=token, parent=parent, depth=depth, subtree_end=subtree_end), leaf
+    parent, depth, subtree_end, last = _links(shared, length, len(token))
+    leaf = np.empty(len(places), np.int32)
+    leaf[places] = last
+    return PrefixTree(token, parent, depth, subtree_end), leaf, np.array(edges, np.int32)
 
 
 def path(tree: PrefixTree, leaf: int) -> Int32[np.ndarray, " depth"]:
@@ -103,10 +131,13 @@ def path_ranges(
     node, wanted, stop = leaf[query], low[query], high[query]
     if size.min(initial=0) < 0 or np.any((node < 0) | (wanted < 0) | (stop > tree.depth[node] + 1)):
         raise PackingError("path_ranges: a range of depths is not on the path to its leaf. Give a node below it.")
+    if not len(query):
+        return np.zeros(0, np.int32)
     first_out = (np.cumsum(size) - high)[query]  # a node of depth d stands at first_out + d
     tops = np.flatnonzero(tree.parent[1:] != np.arange(len(tree.parent) - 1)) + 1
     tops = np.concatenate([np.zeros(1, np.int64), tops])
-    place, shift = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    place: list[Int[np.ndarray, " range"]] = []
+    shift: list[Int[np.ndarray, " range"]] = []
     while len(node):
         top = tops[np.searchsorted(tops, node, side="right") - 1]
         depth = tree.depth[top]
@@ -173,28 +204,32 @@ def _links(
     Each sequence adds one unbranched run of nodes. `open_runs` holds the runs on the path to the newest node as
     (first node, depth of the first node); a new run closes what lies below the depth where it starts.
     """
-    runs: list[tuple[int, int, int]] = []  # first node, its depth, its parent
-    closed: list[tuple[int, int]] = []  # first node of a stretch that ends together, and the end of its subtrees
+    first, top, above = [0], [0], [ROOT]  # of each run: its first node, the depth of that, and its parent
+    begin, end = [0], [0]  # nodes from `begin` on, as far as the next one, have subtrees that end here
     last: list[int] = []
     open_runs: list[tuple[int, int]] = []
     node, deep = 0, 0
     for start, stop in zip([*shared, 0], [*length, 1], strict=True):  # the one at the end closes all
         if stop > start:
             while open_runs and deep > start:
-                first, top = open_runs[-1]
-                keep = max(start - top, 0)
-                closed.append((first + keep, node))
-                deep = top + keep
-                if keep == 0:
+                run, depth = open_runs[-1]
+                deep = depth if depth > start else start
+                begin.append(run + deep - depth)
+                end.append(node)
+                if deep == depth:
                     open_runs.pop()
-            runs.append((node, start, open_runs[-1][0] + start - 1 - open_runs[-1][1] if start else ROOT))
+            first.append(node)
+            top.append(start)
+            above.append(open_runs[-1][0] + start - 1 - open_runs[-1][1] if start else ROOT)
             open_runs.append((node, start))
             node += stop - start
             deep = stop
         last.append(node - 1 if stop else ROOT)
-    first, top, above = np.array(runs[:-1], np.int32).reshape(-1, 3).T
+    firsts, tops = np.array(first, np.int32), np.array(top[:-1], np.int32)
     parent = np.arange(-1, nodes - 1, dtype=np.int32)
-    parent[first] = above
-    depth = np.arange(nodes, dtype=np.int32) + np.repeat(top - first, np.diff(first, append=nodes))
-    begin, end = np.array(sorted(closed), np.int32).reshape(-1, 2).T
-    return parent, depth, np.repeat(end, np.diff(begin, append=nodes)), np.array(last[:-1], np.int32)
+    parent[firsts[1:-1]] = above[1:-1]
+    depths = np.arange(nodes, dtype=np.int32) + np.repeat(tops - firsts[:-1], np.diff(firsts))
+    begins = np.array([*begin, nodes], np.int32)
+    order = np.argsort(begins, kind="stable")
+    subtree_end = np.repeat(np.array([*end, 0], np.int32)[order][:-1], np.diff(begins[order]))
+    return parent, depths, subtree_end, np.array(last[:-1], np.int32)
