@@ -2,18 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.gateway import Store
 from harnessrl_jax.gateway.capture import Reader
-from harnessrl_jax.gateway.chat import parse_request
-from harnessrl_jax.gateway.refusal import Refusal
 from harnessrl_jax.launch.kept import Format, attempts, file_name, locate, report
 from harnessrl_jax.trajectories import Call
-from harnessrl_jax.trajectories.interchange import to_atif, to_lines
-from harnessrl_jax.trajectories.interchange.atif_export import Message
+from harnessrl_jax.trajectories.interchange import heard, to_atif, to_lines
 
 UNANSWERED = ("calls/intent", "calls/lost", "calls/failed", "calls/abandoned", "rollouts/abandoned")
 
@@ -41,14 +37,6 @@ def export(target: Path, model: Path | None, form: Format, out: Path) -> int:
     return 0
 
 
-def messages_of(call: Call) -> Sequence[Message] | None:
-    """The messages of a call's request; None if the gateway cannot read it."""
-    try:
-        return parse_request(call.request).messages
-    except Refusal:
-        return None
-
-
 def _write_lines(store: Store, out: Path) -> int:
     calls = (item for attempt in attempts(store) for item in attempt.calls)
     part = out.with_suffix(out.suffix + ".part")
@@ -71,7 +59,7 @@ def _write_documents(store: Store, reader: Reader, out: Path, notes: Counter[str
         if not attempt.calls:
             notes["rollouts without a call: ATIF has no trajectory without a step"] += 1
             continue
-        document, missing = to_atif(attempt.calls, attempt.rollout, speak=speak, listen=messages_of)
+        document, missing = to_atif(attempt.calls, attempt.rollout, speak=speak, listen=heard)
         (out / f"{file_name(attempt)}.json").write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
         notes.update(missing)
         written += 1

@@ -15,8 +15,8 @@ from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.gateway import Store, TextCodec
 from harnessrl_jax.gateway.store import ANSWERED
-from harnessrl_jax.launch.model import model_folder
 from harnessrl_jax.launch.run_folder import RunFolder
+from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.monitor.views import printable
 from harnessrl_jax.trajectories import Rollout
 from harnessrl_jax.trajectories.interchange import KeptCall
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
         """The tokenizer that captured the calls; None if nobody says which. Raises ConfigError or TextError."""
         if self.model is not None:
             return TextCodec(self.model)
-        return None if self.config is None else TextCodec(model_folder(self.config))
+        return None if self.config is None else text_codec(self.config)
 
 
 class Attempt(NamedTuple):

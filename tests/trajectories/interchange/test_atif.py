@@ -10,7 +10,7 @@ import pytest
 
 from harnessrl_jax.errors import RecordError
 from harnessrl_jax.trajectories import LogpKind, Role, Span, ToolCall
-from harnessrl_jax.trajectories.interchange import KeptCall, Origin, from_atif, kept, to_atif
+from harnessrl_jax.trajectories.interchange import KeptCall, Origin, from_atif, heard, kept, to_atif
 
 ORIGIN = Origin(
     run_id="new", task_id="question", rollout_id="r9", trainable_agents=None,
@@ -20,10 +20,6 @@ ORIGIN = Origin(
 
 def speak(call):
     return f"says {call.call_id}"
-
-
-def listen(call):
-    return json.loads(call.request)["messages"]
 
 
 def said(role, content, **more):
@@ -53,7 +49,7 @@ def calls(make_call):
 @pytest.fixture
 def exported(calls, make_rollout):
     keeping = [KeptCall(calls[0], "delivered", {"spliced": []}), *map(kept, calls[1:])]
-    return to_atif(keeping, make_rollout(reward=0.25, process_rewards={"c0": 1.0}), speak=speak, listen=listen)
+    return to_atif(keeping, make_rollout(reward=0.25, process_rewards={"c0": 1.0}), speak=speak, listen=heard)
 
 
 def test_our_own_document_gives_back_equal_records(calls, exported, make_rollout):
@@ -67,7 +63,7 @@ def test_our_own_document_gives_back_equal_records(calls, exported, make_rollout
 
 def test_the_order_of_the_calls_does_not_matter(calls, exported, make_rollout):
     keeping = [*map(kept, calls[:0:-1]), KeptCall(calls[0], "delivered", {"spliced": []})]
-    again = to_atif(keeping, make_rollout(reward=0.25, process_rewards={"c0": 1.0}), speak=speak, listen=listen)
+    again = to_atif(keeping, make_rollout(reward=0.25, process_rewards={"c0": 1.0}), speak=speak, listen=heard)
     assert again == exported
 
 
@@ -118,7 +114,7 @@ def test_what_atif_cannot_say_is_counted(calls, exported, make_call):
     assert document["steps"][0]["tool_calls"][0]["arguments"] == {}
     assert from_atif(document, ORIGIN).records.calls[0].call == broken
     with pytest.raises(RecordError, match="no trajectory without a step"):
-        to_atif([], None, speak=speak, listen=listen)
+        to_atif([], None, speak=speak, listen=heard)
 
 
 def check_document(document, seen):
