@@ -106,6 +106,11 @@ class Turns:
         turn = self._by_tool_call.get(tool_call_id)
         return None if turn is None else turn.call_id
 
+    def stood(self, session_id: str, ids: tuple[int, ...]) -> bool:
+        """Whether a prompt of the session began with these ids."""
+        own = (turn for turn in self._by_call.values() if turn.session_id == session_id)
+        return any(turn.prompt_ids[: len(ids)] == ids for turn in own)
+
     def find(self, message: Message) -> Match:
         """What an echoed assistant message may stand for: by its tool calls, by its name, or by its content."""
         calls = message.get("tool_calls") or []
@@ -126,9 +131,10 @@ def build_prompt(
 ) -> Prompt:
     """The ids that a request asks the model to continue.
 
-    A turn found by a tool-call id is that turn. Content alone may have been sampled several times: the turn whose
-    prompt is exactly what stands before it wins, then the earliest of the same session; a turn of another session
-    counts only with its exact prompt, so that the result does not depend on what runs at the same time.
+    A turn found by a tool-call id or by its name is that turn. Content alone may have been sampled several times: the
+    turn whose prompt is exactly what stands before it wins, then the turn of the same session that stood there in an
+    earlier prompt, then its latest; a turn of another session counts only with its exact prompt, so that the result
+    does not depend on what runs at the same time.
 
     Args:
       codec: the model's tokenizer and template.
@@ -155,7 +161,8 @@ def build_prompt(
         if not bodies:
             rewrites += ["template"] * len(found)
             borders, found = [canonical], {}
-    ids, spliced, unmatched = _splice(codec, guarded.breaker, borders, bodies, list(found.values()), session_id)
+    texts = _Texts(guarded.breaker, borders, bodies)
+    ids, spliced, unmatched = _splice(codec, turns, texts, list(found.values()), session_id)
     return Prompt(ids, spliced, (*rewrites, *unmatched))
 
 
@@ -173,22 +180,25 @@ def _find(turns: Turns, messages: Sequence[Message]) -> tuple[dict[int, Match], 
     return found, rewrites
 
 
+class _Texts(NamedTuple):
+    """A rendered conversation: border, turn, border, ..., and the mark that breaks control tokens in all of it."""
+
+    breaker: str
+    borders: list[str]
+    bodies: list[str]
+
+
 def _splice(
-    codec: TextCodec,
-    breaker: str,
-    borders: list[str],
-    bodies: list[str],
-    matches: list[Match],
-    session_id: str,
+    codec: TextCodec, turns: Turns, texts: _Texts, matches: list[Match], session_id: str
 ) -> tuple[list[int], tuple[str, ...], list[str]]:
     """Ids of border, turn, border, ..., each turn as sampled where one fits and as text where none does."""
     ids: list[int] = []
     spliced: list[str] = []
     unmatched: list[str] = []
-    pending, ended = borders[0], False
-    for body, border, match in zip(bodies, borders[1:], matches, strict=True):
-        before = ids + _after(codec, pending, breaker, ended)
-        turn = _choose(match, before, session_id)
+    pending, ended = texts.borders[0], False
+    for body, border, match in zip(texts.bodies, texts.borders[1:], matches, strict=True):
+        before = ids + _after(codec, pending, texts.breaker, ended)
+        turn = _choose(turns, match, before, session_id)
         if turn is None:
             unmatched.append("unknown")
             pending += body + border
@@ -196,7 +206,7 @@ def _splice(
         spliced.append(turn.call_id)
         ids = before + list(turn.output_ids)
         pending, ended = border, turn.output_ids[-1] in codec.stop_ids
-    return ids + _after(codec, pending, breaker, ended), tuple(spliced), unmatched
+    return ids + _after(codec, pending, texts.breaker, ended), tuple(spliced), unmatched
 
 
 def _after(codec: TextCodec, text: str, breaker: str, ended: bool) -> list[int]:
@@ -205,12 +215,16 @@ def _after(codec: TextCodec, text: str, breaker: str, ended: bool) -> list[int]:
     return ids[1:] if ended and ids and ids[0] in codec.stop_ids else ids
 
 
-def _choose(match: Match, before: list[int], session_id: str) -> Turn | None:
+def _choose(turns: Turns, match: Match, before: list[int], session_id: str) -> Turn | None:
     if match.sure:
         return match.turns[0]
     read = tuple(before)
     exact = next((turn for turn in match.turns if turn.prompt_ids == read), None)
-    return exact or next((turn for turn in match.turns if turn.session_id == session_id), None)
+    own = [turn for turn in match.turns if turn.session_id == session_id]
+    if exact is not None or not own:
+        return exact
+    placed = (turn for turn in own if turns.stood(session_id, read + turn.output_ids))
+    return next(placed, own[-1]) if len(own) > 1 else own[0]
 
 
 def _up_to_header(borders: list[str], header: str) -> list[str]:

@@ -177,8 +177,14 @@ def test_equal_content_is_told_apart_by_what_stood_before(both):
     )
     assert build_prompt(both, turns, "s", [SYSTEM, ASK, said("Yes."), MORE], TOOLS).spliced == ("one",)
     assert build_prompt(both, turns, "s", [SYSTEM, MORE, said("Yes."), ASK], TOOLS).spliced == ("two",)
-    # Neither prompt stands before it: the earliest of the session.
-    assert build_prompt(both, turns, "s", [MORE, said("Yes."), ASK], TOOLS).spliced == ("one",)
+    # Neither prompt stands before it: the latest of the session, and that one also when there are later ones.
+    rewritten = [MORE, said("Yes."), ASK]
+    third = build_prompt(both, turns, "s", rewritten, TOOLS)
+    assert third.spliced == ("two",)
+    turns.add(turn(both, third.ids, (9, CLOSE), "Yes.", call_id="three"))
+    later = build_prompt(both, turns, "s", [*rewritten, said("Yes."), MORE], TOOLS)
+    assert later.spliced == ("two", "three")
+    assert later.ids[: len(third.ids)] == third.ids
 
 
 def test_another_sessions_turn_needs_its_exact_prompt(both):
