@@ -81,7 +81,9 @@ class Lineage(NamedTuple):
         out = Counter(f"state/{linked.state}" for linked in self.calls)
         out += Counter(f"link/{linked.link}" for linked in self.calls)
         out += Counter(f"agent/{linked.agent.source}" for linked in self.calls)
-        forks = {(item.session, item.call.prompt_ids.tobytes()): item.fork for item in self.calls if item.fork}
+        forks = {
+            (item.fork.from_call_id, item.call.prompt_ids.tobytes()): item.fork for item in self.calls if item.fork
+        }
         out += Counter(f"fork/{fork.category}" for fork in forks.values())
         out["siblings"] = sum(linked.sibling_of is not None for linked in self.calls)
         out["sessions"] = len({linked.session for linked in self.calls})

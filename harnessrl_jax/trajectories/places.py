@@ -126,7 +126,8 @@ class _Walk:
         call, thread = self._known.calls[number], self._known.threads[number]
         first = self._asked.setdefault((thread, call.session_id, call.prompt_ids.tobytes()), number)
         if first != number:
-            return self.places[first]
+            # Every window has its own history, also where all are summed up in the same words.
+            return self._new_window(number) or self.places[first]
         asked = self._known.read(number)
         place = (
             self._continues(number, asked)
@@ -140,22 +141,27 @@ class _Walk:
         return place
 
     def _continues(self, number: int, asked: Asked | None) -> Place | None:
+        if place := self._new_window(number):
+            return place
+        found = None if asked is None else self._quoted_summary(number, asked)
+        if found is None or found.summary is None:
+            return None
+        other, summary = (self._known.calls[i].call_id for i in (found.history, found.summary))
+        words = f"quotes the summary {summary} in place of the history of {other}"
+        return self._compacted(number, found, Evidence("link", "quoted_answer", summary, words))
+
+    def _new_window(self, number: int) -> Place | None:
         known = self._known
         found = window_opened(number, known.said, known.threads, known.quotes.get(number, ()))
-        if found is None and asked is not None:
-            found = self._quoted_summary(number, asked)
         if found is None:
             return None
         other = known.calls[found.history].call_id
-        place = self._rewrites(found.history, number, "quoted_answer")
+        words = f"a new context window after {other} ({found.source})"
+        return self._compacted(number, found, Evidence("link", "harness_header", other, words))
+
+    def _compacted(self, number: int, found: Compacted, reason: Evidence) -> Place:
+        place = self._rewrites(found.history, number, reason.kind)
         fork = None if place.fork is None else place.fork._replace(category="compaction")
-        if found.source:
-            words = f"a new context window after {other} ({found.source})"
-            reason = Evidence("link", "harness_header", other, words)
-        else:
-            summary = None if found.summary is None else known.calls[found.summary].call_id
-            words = f"quotes the summary {summary} in place of the history of {other}"
-            reason = Evidence("link", "quoted_answer", summary, words)
         return Place("continues", place.session, found.summary, fork, (reason,))
 
     def _quoted_summary(self, number: int, asked: Asked) -> Compacted | None:

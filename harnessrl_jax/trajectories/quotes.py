@@ -42,13 +42,14 @@ def quotations(calls: Sequence[Call], fresh: Sequence[int]) -> dict[int, tuple[i
     for number, tail in enumerate(tails):
         if len(tail) >= LEAST_IDS:
             wanted[len(tail)][int(_hashes(tail, len(tail))[0])].append(number)
+    ordered = {width: np.sort(np.fromiter(known, np.uint64, len(known))) for width, known in wanted.items()}
     out: dict[int, tuple[int, ...]] = {}
     for reader, call in enumerate(calls):
         ids = call.prompt_ids[fresh[reader] :]
         found = {
             number
             for width, known in wanted.items()
-            for number in _find(ids, width, known, tails)
+            for number in _find(ids, width, known, ordered[width], tails)
             if calls[number].seq < call.seq and new(number)
         }
         if found:
@@ -67,13 +68,15 @@ def _find(
     ids: Int32[np.ndarray, " id"],
     width: int,
     known: dict[int, list[int]],
+    ordered: UInt64[np.ndarray, " hash"],
     tails: Sequence[Int32[np.ndarray, " tail"]],
 ) -> list[int]:
     if len(ids) < width:
         return []
     hashes = _hashes(ids, width)
     out: list[int] = []
-    for place in np.flatnonzero(np.isin(hashes, np.fromiter(known, np.uint64, len(known)))).tolist():
+    nearest = ordered[np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)]
+    for place in np.flatnonzero(nearest == hashes).tolist():
         here = ids[place : place + width]
         out += [number for number in known[int(hashes[place])] if np.array_equal(tails[number], here)]
     return out

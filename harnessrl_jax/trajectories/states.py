@@ -24,11 +24,11 @@ from harnessrl_jax.trajectories.records import Call
 from harnessrl_jax.trajectories.requests import Asked
 
 # Words that ask for a label of the conversation itself. Needed together with: no tools, one turn, an unread answer.
+_LABEL_WORDS = ("title", "topic", "tags", "follow-up")
 _LABEL = re.compile(
     r"\b(?:generate|create|write|give|provide|suggest|produce|come up with|you are an?)\b[^.\n]{0,60}"
     r"\b(?:titles?|topic|tags|follow-up questions)\b[^.\n]{0,80}"
-    r"\b(?:conversation|chat|session|thread|discussion|task)\b|\btitle generator\b",
-    re.IGNORECASE,
+    r"\b(?:conversation|chat|session|thread|discussion|task)\b|\btitle generator\b"
 )
 _LABEL_KEYS = (("title",), ("isNewTopic", "title"), ("topic",), ("tags",), ("follow_ups",))
 
@@ -92,9 +92,11 @@ def rejected(calls: Sequence[Call], places: Sequence[Place], used: Used) -> dict
     Returns:
       Number of the call -> evidence.
     """
+    summed_up = {places[place.summary].session for place in places if place.summary is not None}
     attempts: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
     for number, (call, place) in enumerate(zip(calls, places, strict=True)):
-        attempts[place.session, call.prompt_ids.tobytes()].append(number)
+        if place.session in summed_up:
+            attempts[place.session, call.prompt_ids.tobytes()].append(number)
     out: dict[int, Evidence] = {}
     for reader, place in enumerate(places):
         accepted = place.summary
@@ -125,8 +127,8 @@ def _own_ends(asked: Asked | None) -> Evidence | None:
     if asked.schema_keys in _LABEL_KEYS:
         words = f"the answer must have the fields {', '.join(asked.schema_keys)}, a label of the conversation"
         return Evidence("state", "title_request", None, words)
-    said = "\n".join([asked.instructions, *(turn.text for turn in asked.messages if turn.role == "user")])
-    if found := _LABEL.search(said):
+    said = "\n".join([asked.instructions, *(turn.text for turn in asked.messages if turn.role == "user")]).lower()
+    if any(word in said for word in _LABEL_WORDS) and (found := _LABEL.search(said)):
         words = f"asks for a label of the conversation: {found.group()[:80]!r}"
         return Evidence("state", "title_request", None, words)
     return None

@@ -94,6 +94,11 @@ def wire(make_call):
 
 
 @pytest.fixture(scope="session")
+def wire_of(make_call):
+    return lambda: Wire(make_call)
+
+
+@pytest.fixture(scope="session")
 def toy():
     """The toy's functions, as one value."""
     return Toy(Chat, user, said, result, decode)

@@ -44,6 +44,17 @@ def test_a_harness_that_counts_its_windows(wire, toy):
     assert wire.lineage().counts()["fork/compaction"] == 1
 
 
+def test_windows_that_begin_with_the_same_words_follow_one_another(wire, toy):
+    chat = toy.chat("You code.", ("bash",))
+    wire.ask("m1", chat.body("env", TASK), "", WORK, **codex(0))
+    for window in (1, 2):
+        wire.ask(f"m{window + 1}", chat.body("env", TASK, f"So far: {SUMMARY}"), "", WORK, **codex(window))
+    places = wire.places()
+    assert [places[name].fork.from_call_id for name in ("m2", "m3")] == ["m1", "m2"]
+    assert places["m3"].sibling_of == "m2"
+    assert wire.lineage().counts()["fork/compaction"] == 2
+
+
 def test_a_summary_in_the_same_conversation(wire, toy):
     chat, history = start(wire, toy)
     wire.ask("s", chat.body(*history, "Sum up what was done."), SUMMARY)

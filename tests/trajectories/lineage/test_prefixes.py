@@ -34,7 +34,7 @@ def parent_by_definition(calls, child):
     return max(ends)[2] if ends else None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(CALL, min_size=1, max_size=9))
 def test_parents_are_the_longest_earlier_prefixes(calls_of, drawn):
     calls = calls_of(drawn)
