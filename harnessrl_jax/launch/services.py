@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,8 @@ class Collected(NamedTuple):
 
     rollouts: tuple[Rollout, ...]
     lineages: tuple[Lineage, ...]
+    late: int
+    """Requests that came for closed rollouts meanwhile; they were refused."""
 
     @property
     def calls(self) -> int:
@@ -59,6 +62,13 @@ class Collected(NamedTuple):
     def sampled_tokens(self) -> int:
         """Tokens the sampler produced for them."""
         return sum(len(item.call.output_ids) for lineage in self.lineages for item in lineage.calls)
+
+    def counts(self) -> dict[str, int]:
+        """What the harness did, as metrics: `lineage/...` as `Lineage.counts`, and `count/late_calls`."""
+        total: Counter[str] = Counter()
+        for lineage in self.lineages:
+            total.update({f"lineage/{name}": number for name, number in lineage.counts().items()})
+        return {**total, "count/late_calls": self.late}
 
     def mean_reward(self) -> float:
         """Mean reward; rollouts without one, which the machine failed, do not count. 0 if none has one."""
@@ -124,7 +134,7 @@ async def collect(
     version: int,
 ) -> Collected:
     """Runs every task `group_size` times and links the calls that came of it."""
-    harness = services.config.harness
+    harness, late = services.config.harness, services.registry.counts()["late"]
     rollouts = await run_groups(
         tasks,
         group_size=group_size,
@@ -136,7 +146,7 @@ async def collect(
         effects=_effects(services, pool, side),
     )
     lineages = [build_lineage(calls) for rollout in rollouts if (calls := _calls(services.store, rollout))]
-    return Collected(tuple(rollouts), tuple(lineages))
+    return Collected(tuple(rollouts), tuple(lineages), services.registry.counts()["late"] - late)
 
 
 def _effects(services: Services, pool: HarnessPool, side: Side) -> Effects:

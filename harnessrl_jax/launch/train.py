@@ -190,6 +190,7 @@ def describe_step(collected: Collected, packed: PackedStep, laps: Mapping[str, f
         "count/targets": report.targets_used,
     }
     numbers |= {f"groups/{name}": value for name, value in group_report(collected.rollouts)._asdict().items()}
+    numbers |= collected.counts()
     numbers |= {f"dropped/{reason}": drop.tokens for reason, drop in report.dropped.items()}
     numbers |= {
         f"status/{s}": sum(r.status == s for r in collected.rollouts) for s in {r.status for r in collected.rollouts}
