@@ -107,12 +107,11 @@ def _largest_with_room(size: Size, buckets: Sequence[Bucket], left: list[int]) -
 
 def _shrunk(row: FittedRow, sizes: Sequence[Size], buckets: Sequence[Bucket], left: list[int]) -> FittedRow:
     """The row in the smallest bucket that has one left and can hold its content."""
-    if row.bucket is None:
-        return row
     content = Size(sum(sizes[i].slots for i in row.members), sum(sizes[i].targets for i in row.members))
-    for bucket in range(row.bucket):
+    for bucket in range(len(buckets) if row.bucket is None else row.bucket):
         if left[bucket] and _holds(buckets[bucket], content):
             left[bucket] -= 1
-            left[row.bucket] += 1
+            if row.bucket is not None:
+                left[row.bucket] += 1
             return row._replace(bucket=bucket)
     return row

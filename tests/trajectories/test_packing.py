@@ -7,12 +7,16 @@ import pytest
 
 from harnessrl_jax.errors import PackingError
 from harnessrl_jax.trajectories import (
+    Bucket,
     CreditedCall,
     CreditedCalls,
     Drop,
+    RowReport,
     build,
     build_targets,
+    group_trees,
     pack,
+    pack_buckets,
     pack_groups,
     target_context,
 )
@@ -180,6 +184,97 @@ def test_a_call_longer_than_a_row_is_dropped_with_its_reason_before_weights_are_
     assert step.batch.weight[step.batch.weight > 0].tolist() == [0.5, 0.5]
     fits = pack_groups(given, loss_mean="rollout", row_slots=10, row_targets=16, max_rows=2)
     assert "too_long" not in fits.report.dropped
+
+
+def test_a_call_whose_prompt_alone_exceeds_every_row_leaves_an_empty_batch_and_a_count(make_call):
+    given = credited_of([make_call("a", [1] * 9, [2])])
+    step = pack_groups(given, loss_mean="rollout", row_slots=8, row_targets=4, max_rows=1)
+    assert step.report.dropped == {"too_long": Drop(calls=1, tokens=1)}
+    assert (step.report.rows_used, step.report.tree_slots, step.batch.weight.sum()) == (0, 0, 0)
+    assert [item.call.call_id for item in step.calls] == ["a"]
+
+
+def test_too_long_calls_take_no_slot_of_the_tree_they_share(make_call):
+    calls = [make_call("a", [1, 2], [3, 4], seq=0), make_call("b", [1, 2, 3, 4, 5], [6], seq=1)]
+    step = pack_groups(credited_of(calls), loss_mean="token", row_slots=4, row_targets=4, max_rows=1)
+    assert step.batch.token.tolist() == [[1, 2, 3, 0]]
+    assert step.report.dropped == {"too_long": Drop(calls=1, tokens=1)}
+
+
+def test_an_empty_output_has_no_target_and_takes_no_slot(make_call):
+    calls = [make_call("a", [1, 2], [], seq=0), make_call("b", [3], [4], seq=1)]
+    step = pack_groups(credited_of(calls), loss_mean="rollout", row_slots=4, row_targets=4, max_rows=1)
+    assert step.batch.token.tolist() == [[3, 0, 0, 0]]
+    assert step.batch.weight.tolist() == [[1, 0, 0, 0]]
+    assert step.report.dropped == {}
+
+
+def test_a_sampled_token_with_the_id_of_the_padding_is_trained(make_call):
+    batch, report = pack([item_of([make_call("a", [0, 0], [0, 0])])], row_slots=5, row_targets=4, max_rows=1)
+    assert batch.source.tolist() == [[1, 2, 0, 0]]
+    assert batch.weight.tolist() == [[1, 1, 0, 0]]
+    assert batch.subtree_end.tolist() == [[3, 3, 3, 4, 5]]
+    assert (report.slots_used, report.targets_used) == (3, 2)
+
+
+def test_a_rollout_weighs_one_in_however_many_rows_it_is(make_call):
+    # Three branches of 4 slots and 3 targets on a trunk of 3: 15 slots fit one row, and two or three shorter ones.
+    calls = [make_call(f"{i}", [1, 2, 3, i, i], [5, 6, 7], seq=i) for i in range(3)]
+    rows = {}
+    for row_slots in (15, 11, 7):
+        step = pack_groups(credited_of(calls), loss_mean="rollout", row_slots=row_slots, row_targets=16, max_rows=3)
+        rows[step.report.rows_used] = sorted(step.batch.weight[step.batch.weight > 0].tolist())
+    assert rows == {n: [np.float32(1 / 9)] * 9 for n in (1, 2, 3)}
+
+
+def test_each_row_says_how_full_it_is_and_how_often_its_slots_serve(make_call):
+    calls = [make_call("a", [1, 2, 3], [4, 5], seq=0), make_call("b", [1, 2, 3], [6], seq=1)]
+    items = [item_of(calls), item_of([make_call("c", [7] * 5, [8])], first=2)]
+    _, report = pack(items, row_slots=6, row_targets=4, max_rows=2)
+    # Five slots for one call of five; four for the two calls of four and three.
+    assert report.rows == (RowReport(0, 5, 1, 5, 6), RowReport(0, 4, 3, 7, 6))
+    assert [row.fill for row in report.rows] == [5 / 6, 4 / 6]
+    assert [row.reuse for row in report.rows] == [1, 7 / 4]
+    assert (report.fill, report.reuse) == (9 / 12, 12 / 9)
+
+
+def test_rows_of_several_shapes(make_call):
+    items = [item_of([make_call(f"{n}", [n] * n, [9])], first=n) for n in (7, 3, 2, 4)]
+    buckets = [Bucket(4, 2, 1), Bucket(8, 4, 2)]
+    batches, report = pack_buckets(items, buckets)
+    assert [batch.token.shape for batch in batches] == [(1, 4), (2, 8)]
+    assert [batch.weight.shape for batch in batches] == [(1, 2), (2, 4)]
+    assert batches[1].token.tolist() == [[7] * 7 + [0], [4] * 4 + [3] * 3 + [0]]
+    assert batches[0].token.tolist() == [[2, 2, 0, 0]]
+    assert [row.bucket for row in report.rows] == [0, 1, 1]
+    assert (report.rows_used, report.rows_wanted, report.fill) == (3, 3, 16 / 20)
+
+
+def test_no_room_in_any_shape_is_counted(make_call):
+    items = [item_of([make_call(f"{n}", [n] * 4, [9])], first=n) for n in range(1, 5)]
+    batches, report = pack_buckets(items, [Bucket(4, 2, 1), Bucket(9, 4, 1)])
+    assert report.dropped == {"no_room": Drop(calls=1, tokens=1)}
+    assert (report.rows_used, report.rows_wanted) == (2, 3)
+    assert sorted(np.concatenate([batch.call[batch.weight > 0] for batch in batches]).tolist()) == [1, 2, 3]
+
+
+def test_groups_are_numbered_through_the_whole_step(make_call):
+    calls = [make_call(f"{g}{r}", [1, 2], [3, 4], group_id=g, rollout_id=f"{g}{r}") for g in "ba" for r in range(2)]
+    trees = group_trees(credited_of(calls), loss_mean="rollout", row_slots=8)
+    assert [item.call.call_id for item in trees.calls] == ["a0", "a1", "b0", "b1"]
+    assert [targets.call.tolist() for _, targets in trees.items] == [[0, 1, 0, 1], [2, 3, 2, 3]]
+    assert [targets.source.tolist() for _, targets in trees.items] == [[1, 1, 2, 2]] * 2
+    assert [tree.parent.tolist() for tree, _ in trees.items] == [[-1, 0, 1]] * 2
+    assert [tree.subtree_end.tolist() for tree, _ in trees.items] == [[3, 3, 3]] * 2
+
+
+def test_which_of_two_siblings_was_asked_first_does_not_matter(make_call):
+    first = [make_call("a", [1, 2], [3, 9], seq=0), make_call("b", [1, 2], [3, 8], seq=1)]
+    second = [make_call("a", [1, 2], [3, 9], seq=1), make_call("b", [1, 2], [3, 8], seq=0)]
+    shape = {"loss_mean": "rollout", "row_slots": 4, "row_targets": 4, "max_rows": 1}
+    steps = [pack_groups(credited_of(calls), **shape) for calls in (first, second)]
+    assert [[item.call.call_id for item in step.calls] for step in steps] == [["b", "a"]] * 2
+    assert [step.batch.target.tolist() for step in steps] == [[[3, 3, 8, 9]]] * 2
 
 
 def least_slots(depth, source, row_slots, row_targets):

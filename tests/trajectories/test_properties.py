@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from harnessrl_jax.trajectories import (
+    Bucket,
     Call,
     Role,
     Rollout,
@@ -17,6 +18,9 @@ from harnessrl_jax.trajectories import (
     build_lineage,
     call_advantages,
     call_roles,
+    group_trees,
+    pack,
+    pack_buckets,
     pack_groups,
     target_context,
 )
@@ -94,10 +98,18 @@ def credit(rollouts, calls):
 
 def entries(step):
     """Every target as (call, place in its output) -> everything a loss can see of it."""
-    batch, out = step.batch, {}
-    for row, target in zip(*np.nonzero(batch.weight), strict=True):
+    return entries_of([step.batch], step)
+
+
+def entries_of(batches, step):
+    """The same of the batches of several buckets."""
+    out = {}
+    places = [(batch, *place) for batch in batches for place in zip(*np.nonzero(batch.weight), strict=True)]
+    for batch, row, target in places:
         context = target_context(batch, row, target)
-        assert batch.position[row, batch.source[row, target]] == len(context) - 1
+        source = batch.source[row, target]
+        seen = np.flatnonzero(batch.subtree_end[row, : source + 1] > source)
+        np.testing.assert_array_equal(batch.position[row, seen], np.arange(len(context)))
         call = step.calls[batch.call[row, target]].call
         assert call.rollout_id == step.rollouts[batch.rollout[row, target]]
         key = call.call_id, len(context) - len(call.prompt_ids)
@@ -185,6 +197,54 @@ def test_cutting_changes_no_target(forest, data):
     assert cut.report.rows_used == cut.report.rows_wanted <= 100
     used = (cut.batch.subtree_end != np.arange(1, slots + 1)) | (cut.batch.position > 0) | (cut.batch.token > 0)
     assert used.sum() <= cut.report.slots_used
+
+
+@given(st.data())
+def test_padding_sees_itself_and_is_seen_by_nobody(forest, data):
+    credited = credit(*data.draw(forest))
+    slots, targets = data.draw(st.integers(LONGEST, LONGEST + 40)), data.draw(st.integers(1, 40))
+    step = pack_groups(credited, loss_mean="rollout", row_slots=slots, row_targets=targets, max_rows=100)
+    batch, own = step.batch, np.arange(slots)
+    for row, report in enumerate([*step.report.rows, None]):  # the last one holds nothing
+        used = 0 if report is None else report.slots
+        assert np.all(batch.subtree_end[row, :used] <= used)
+        assert np.all(batch.subtree_end[row, :used] > own[:used])
+        np.testing.assert_array_equal(batch.subtree_end[row, used:], own[used:] + 1)
+        assert not batch.token[row, used:].any()
+        assert not batch.position[row, used:].any()
+        trained = 0 if report is None else report.targets
+        assert np.all(batch.source[row, :trained] < used)
+        for name in ("weight", "advantage", "role", "source", "target"):
+            assert not getattr(batch, name)[row, trained:].any()
+
+
+@given(st.data())
+def test_rows_of_several_shapes_hold_the_same_targets(forest, data):
+    credited = credit(*data.draw(forest))
+    whole = pack_groups(credited, loss_mean="rollout", **SHAPE)
+    trees = group_trees(credited, loss_mean="rollout", row_slots=LONGEST + 9)
+    few = data.draw(st.integers(0, 3))
+    buckets = [Bucket(12, 8, few + 1), Bucket(24, 8, few + 1), Bucket(LONGEST + 9, 16, 100)]
+    batches, report = pack_buckets(trees.items, buckets)
+    assert entries_of(batches, whole) == entries(whole)
+    assert report.dropped == {}
+    for number, (batch, bucket) in enumerate(zip(batches, buckets, strict=True)):
+        rows = [row for row in report.rows if row.bucket == number]
+        assert len(rows) <= bucket.max_rows
+        assert (batch.weight > 0).sum(axis=1).tolist() == [row.targets for row in rows] + [0] * (
+            bucket.max_rows - len(rows)
+        )
+
+
+@given(st.data())
+def test_the_order_of_the_groups_of_a_step_changes_only_where_they_stand(forest, data):
+    credited = credit(*data.draw(forest))
+    trees = group_trees(credited, loss_mean="rollout", row_slots=64)
+    order = data.draw(st.permutations(range(len(trees.items))))
+    whole = pack_groups(credited, loss_mean="rollout", **SHAPE)
+    batch, report = pack([trees.items[place] for place in order], **SHAPE)
+    assert entries_of([batch], whole) == entries(whole)
+    assert (report.slots_used, report.call_slots) == (whole.report.slots_used, whole.report.call_slots)
 
 
 @given(st.data())
