@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from harnessrl_jax.errors import GatewayError
-from harnessrl_jax.gateway.conversation import Turns
 from harnessrl_jax.gateway.identity import check_name
 from harnessrl_jax.gateway.refusal import Refusal
 from harnessrl_jax.gateway.store import Store
+from harnessrl_jax.gateway.turns import Turns
 
 
 class Limits(NamedTuple):

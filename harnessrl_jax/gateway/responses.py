@@ -127,9 +127,8 @@ class _Items:
         turn = self._turn(item.get("encrypted_content") or item.get("id"))
         if turn["content"] or "tool_calls" in turn or "reasoning_content" in turn:
             turn = self._new_turn(item.get("encrypted_content") or item.get("id"))
-        text = self._text(item.get("content") or item.get("summary"), f"{where}.content")
-        if text:
-            turn["reasoning_content"] = text
+        # Without text it is named by what was encrypted.
+        turn["reasoning_content"] = self._text(item.get("content") or item.get("summary"), f"{where}.content")
 
     def _call(self, item: Json, arguments: Any, where: str) -> None:
         not_used(self._ignored, item, ("type", "id", "call_id", "name", "namespace", "arguments", "input", "status"))

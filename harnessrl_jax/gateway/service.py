@@ -1,48 +1,26 @@
 """A request of an open rollout -> a reply whose calls are on disk. Knows no HTTP."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
-from harnessrl_jax.errors import SamplerError, StoreError
+from harnessrl_jax.errors import StoreError
 from harnessrl_jax.gateway.capture import Captured, Envelope, Place, Reader
-from harnessrl_jax.gateway.conversation import Message, Prompt, Turn, build_prompt, echo_of
-from harnessrl_jax.gateway.exchange import Head, Kind, Reply, Request
+from harnessrl_jax.gateway.conversation import Prompt, build_prompt
+from harnessrl_jax.gateway.exchange import Head, Reply, Request
 from harnessrl_jax.gateway.identity import CallName, call_of, name_call
-from harnessrl_jax.gateway.refusal import ContextOverflow, Refusal, bad_request
+from harnessrl_jax.gateway.refusal import Refusal, bad_request
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import CallKey, Intent
+from harnessrl_jax.gateway.sampling import OnText, SamplingPolicy, listener, room_for, sample_all, sample_requests
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.text import TextCodec
-from harnessrl_jax.sampler.protocol import Sample, Sampler, SampleRequest
+from harnessrl_jax.gateway.turns import Message, Turn, echo_of
+from harnessrl_jax.sampler.protocol import Sample, Sampler
 from harnessrl_jax.trajectories.records import Call
-
-OnText = Callable[[Head, int, Kind, str], None]
-OnTokens = Callable[[list[int]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingPolicy:
-    """How the trainer wants calls sampled; what a request asks for is noted, not followed.
-
-    Attributes:
-      temperature: softmax temperature; 0 takes the most probable token.
-      top_p: nucleus mass in (0, 1].
-      top_k: candidates kept; 0 keeps all.
-      max_new_tokens: limit of one call; a smaller one in the request wins.
-      context_tokens: prompt and output of one call together.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    max_new_tokens: int
-    context_tokens: int
 
 
 class Answer(NamedTuple):
@@ -83,11 +61,7 @@ class Gateway:
         self._reader = Reader(codec)
 
     async def answer(
-        self,
-        rollout: OpenRollout,
-        envelope: Envelope,
-        request: Request,
-        on_text: OnText | None = None,
+        self, rollout: OpenRollout, envelope: Envelope, request: Request, on_text: OnText | None = None
     ) -> Answer:
         """Samples a reply and stores it.
 
@@ -104,17 +78,8 @@ class Gateway:
         """
         messages = self._messages(rollout, request)
         prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools)
-        room = self._room(rollout, request, len(prompt.ids))
-        if rollout.sampled + request.n > rollout.limits.max_calls:
-            raise Refusal(
-                f"This rollout has used all its {rollout.limits.max_calls} model calls. Stop the harness, or open the "
-                "rollout with a higher limit.",
-                status=429,
-                code="rollout_call_limit",
-            )
-        seq = rollout.requests
-        rollout.requests += 1
-        rollout.sampled += request.n
+        room = room_for(self.policy, request, len(prompt.ids), rollout.limits.max_new_tokens)
+        seq = _take_turn(rollout, request.n)
         rollout.counts.update([f"rewrite/{reason}" for reason in prompt.rewrites])
         ids = np.array(prompt.ids, np.int32)
         names = self._names(rollout, envelope.seed_name, ids, request.n)
@@ -122,13 +87,10 @@ class Gateway:
         intents = [Intent(key, rollout.group_id, seq, choice, ids, envelope.body) for choice, key in enumerate(keys)]
         self._store.intend(intents, _notes(request, prompt, room))
         head = Head(
-            request=request,
-            call_id=names[0].call_id,
-            created=int(envelope.started_s),
-            prompt_tokens=len(prompt.ids),
+            request=request, call_id=names[0].call_id, created=int(envelope.started_s), prompt_tokens=len(prompt.ids)
         )
         try:
-            samples = await self._sample(prompt.ids, names, room, self._listeners(head, prompt.ids, on_text))
+            samples = await self._sample(head, prompt.ids, names, room, on_text)
             finished_s = self.clock()
             captured = [
                 self._reader.read(rollout, envelope, request, Place(seq, choice, ids, name, finished_s), sample)
@@ -140,7 +102,7 @@ class Gateway:
             rollout.counts["failed"] += len(keys)
             raise
         await self._commit(rollout, [one.call for one in captured])
-        self._remember(rollout, messages, head, captured)
+        _remember(rollout, messages, head, captured)
         return Answer(_reply(head, captured), keys)
 
     def count(self, rollout: OpenRollout, envelope: Envelope, request: Request) -> int:
@@ -173,14 +135,6 @@ class Gateway:
             )
         return [*request.messages[: request.lead], *before, *request.messages[request.lead :]]
 
-    def _room(self, rollout: OpenRollout, request: Request, prompt_tokens: int) -> int:
-        """How many tokens may be sampled."""
-        left = self.policy.context_tokens - prompt_tokens
-        if left < 1:
-            raise ContextOverflow(prompt_tokens, self.policy.context_tokens)
-        limits = (left, self.policy.max_new_tokens, rollout.limits.max_new_tokens, request.max_tokens)
-        return min(limit for limit in limits if limit is not None)
-
     def _names(self, rollout: OpenRollout, seed_name: str, ids: Int32[np.ndarray, " p"], n: int) -> list[CallName]:
         same = (seed_name, ids.tobytes())
         repetition = rollout.repetitions[same]
@@ -188,65 +142,15 @@ class Gateway:
         where = (self._run_seed, rollout.rollout_id, rollout.attempt, seed_name, ids, repetition)
         return [name_call(*where, choice) for choice in range(n)]
 
-    def _listeners(self, head: Head, ids: list[int], on_text: OnText | None) -> list[OnTokens | None]:
-        """One for each choice: from the sampler's thread to text on the event loop."""
-        if on_text is None:
-            return [None] * head.request.n
-        loop = asyncio.get_running_loop()
-
-        def listener(choice: int) -> OnTokens:
-            live = self._reader.live(ids, head.request)
-
-            def show(new: list[int]) -> None:
-                for kind, delta in live.feed(new):
-                    on_text(head, choice, kind, delta)
-
-            def hear(new: list[int]) -> None:
-                # The loop ends before the sampler where the process stops; nobody is left to show anything to.
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(show, new)
-
-            return hear
-
-        return [listener(choice) for choice in range(head.request.n)]
-
     async def _sample(
-        self,
-        ids: list[int],
-        names: Sequence[CallName],
-        room: int,
-        listeners: Sequence[OnTokens | None],
+        self, head: Head, ids: list[int], names: Sequence[CallName], room: int, on_text: OnText | None
     ) -> list[Sample]:
-        requests = [
-            SampleRequest(
-                prompt_ids=tuple(ids),
-                max_new_tokens=room,
-                temperature=self.policy.temperature,
-                top_p=self.policy.top_p,
-                top_k=self.policy.top_k,
-                seed=name.seed,
-                stop_ids=self._codec.stop_ids,
-                request_id=name.call_id,
-                on_tokens=listener,
-            )
-            for name, listener in zip(names, listeners, strict=True)
+        listeners = [
+            None if on_text is None else listener(self._reader.live(ids, head.request), head, choice, on_text)
+            for choice in range(len(names))
         ]
-        failure: BaseException
-        try:
-            if len(requests) == 1:
-                return [await self._sampler.complete(requests[0])]
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._sampler.complete(request)) for request in requests]
-            return [task.result() for task in tasks]
-        except* SamplerError as errors:
-            failure = errors.exceptions[0]
-        # Outside the block, where an exception would be wrapped in a group.
-        raise Refusal(
-            f"The model cannot answer: {failure} Try again; if it stays so, look at the log of the run.",
-            status=503,
-            code="sampler_failed",
-            retry=True,
-        ) from failure
+        requests = sample_requests(self.policy, ids, names, room, self._codec.stop_ids, listeners)
+        return await sample_all(self._sampler, requests)
 
     async def _commit(self, rollout: OpenRollout, calls: list[Call]) -> None:
         """Puts sampled calls on disk; from here on the rollout waits for the reply to be settled."""
@@ -260,27 +164,6 @@ class Gateway:
             rollout.end_reply()
             raise
 
-    def _remember(
-        self, rollout: OpenRollout, messages: Sequence[Message], head: Head, captured: Sequence[Captured]
-    ) -> None:
-        """Makes the turns known, before the harness can echo them."""
-        for call, choice, _ in captured:
-            turn = Turn(
-                call_id=call.call_id,
-                session_id=call.session_id,
-                prompt_ids=tuple(call.prompt_ids.tolist()),
-                output_ids=tuple(call.output_ids.tolist()),
-                content=choice.content or "",
-                tool_calls=choice.tool_calls,
-                reasoning=choice.reasoning,
-                stopped_by=choice.stopped_by,
-            )
-            rollout.turns.add(turn)
-            rollout.counts.update(["calls", f"finish/{call.finish}", f"parse/{call.parse_status}"])
-            if head.request.resumable:
-                conversation = [*messages[head.request.lead :], echo_of(turn)]
-                rollout.turns.keep(call.call_id, conversation)
-
 
 def closed(rollout: OpenRollout) -> Refusal:
     """What a harness hears that goes on after its rollout was closed."""
@@ -290,6 +173,39 @@ def closed(rollout: OpenRollout) -> Refusal:
         status=409,
         code="rollout_closed",
     )
+
+
+def _take_turn(rollout: OpenRollout, n: int) -> int:
+    """Counts a request of `n` choices against the rollout's budget and returns its position."""
+    if rollout.sampled + n > rollout.limits.max_calls:
+        raise Refusal(
+            f"This rollout has used all its {rollout.limits.max_calls} model calls. Stop the harness, or open the "
+            "rollout with a higher limit.",
+            status=429,
+            code="rollout_call_limit",
+        )
+    rollout.requests += 1
+    rollout.sampled += n
+    return rollout.requests - 1
+
+
+def _remember(rollout: OpenRollout, messages: Sequence[Message], head: Head, captured: Sequence[Captured]) -> None:
+    """Makes the turns known, before the harness can echo them."""
+    for call, choice, _ in captured:
+        turn = Turn(
+            call_id=call.call_id,
+            session_id=call.session_id,
+            prompt_ids=tuple(call.prompt_ids.tolist()),
+            output_ids=tuple(call.output_ids.tolist()),
+            content=choice.content or "",
+            tool_calls=choice.tool_calls,
+            reasoning=choice.reasoning,
+            stopped_by=choice.stopped_by,
+        )
+        rollout.turns.add(turn)
+        rollout.counts.update(["calls", f"finish/{call.finish}", f"parse/{call.parse_status}"])
+        if head.request.resumable:
+            rollout.turns.keep(call.call_id, [*messages[head.request.lead :], echo_of(turn)])
 
 
 def _reply(head: Head, captured: Sequence[Captured]) -> Reply:

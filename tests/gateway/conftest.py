@@ -190,8 +190,8 @@ def house(tmp_path, codec):
     """Opens a gateway with `house(script, ...)`; closes it at the end of the test."""
     with contextlib.ExitStack() as stack:
 
-        def open_house(script, **options):
-            made = House(tmp_path / "calls.sqlite", codec, script, **options)
+        def open_house(script, store="calls.sqlite", **options):
+            made = House(tmp_path / store, codec, script, **options)
             stack.callback(made.close)
             return made
 

@@ -351,3 +351,70 @@ def test_sixty_four_conversations_at_once(house):
     assert sorted(kept.call.seq for kept in calls) == list(range(128))
     assert sum(len(kept.notes["spliced"]) for kept in calls) == 64
     assert h.rollouts.close("run", "r0", 0)["delivered"] == 128
+
+
+def test_without_a_choice_of_tools_a_call_is_text(house):
+    h = house(lambda prompt: ONE_CALL)
+    reply = create(h, tools=[SEARCH], tool_choice="none")
+    assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == (ONE_CALL, None)
+    assert (reply.choices[0].finish_reason, h.calls()[0].notes["asked"]) == ("stop", {"tool_choice": "none"})
+    assert "<tools>" not in h.codec.decode(h.calls()[0].call.prompt_ids)
+    create(h, [*ASK, message_of(reply), *ASK], tools=[SEARCH], tool_choice="none")
+    assert h.calls()[1].notes["spliced"] == [h.calls()[0].call.call_id]
+
+
+@pytest.mark.parametrize("said", ["Look.", "Look.</code>", "Look. </code>", "Look.\n</code>"])
+def test_a_stop_text_ends_the_turn_and_may_come_back(house, said):
+    h = house(lambda prompt: "Look. </code> and more")
+    reply = create(h, stop=["Observation:", "</code>"])
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("Look.", "stop")
+    [kept] = h.calls()
+    assert h.codec.decode(kept.call.output_ids) == "Look. </code>"
+    assert reply.usage.completion_tokens == len(kept.call.output_ids) == len(kept.call.logps)
+    create(h, [*ASK, {"role": "assistant", "content": said}, *ASK])
+    prompt = h.codec.decode(h.calls()[1].call.prompt_ids)
+    assert h.calls()[1].notes["spliced"] == [kept.call.call_id]
+    assert "<|im_start|>assistant\nLook. </code><|im_end|>\n<|im_start|>user" in prompt
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_reasoning_stands_beside_the_content(thinking_house, kept):
+    h = thinking_house(lambda prompt: "<think>\nKenya.\n</think>\n\nIn Kenya.")
+    message = message_of(create(h))
+    assert (message["content"], message["reasoning_content"]) == ("In Kenya.", "Kenya.")
+    with h.client() as client:
+        chunks = list(client.chat.completions.create(model="m", messages=ASK, stream=True))
+    told = [getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks]
+    assert "".join(filter(None, told)) == "Kenya."
+    if not kept:
+        del message["reasoning_content"]
+    create(h, [*ASK, message, *ASK])
+    assert h.calls()[2].notes["rewrites"] == ([] if kept else ["reasoning"])
+
+
+def test_what_the_harness_says_about_itself_is_kept(house):
+    h = house(lambda prompt: "Yes.")
+    names = {"x-claude-code-session-id": "s1", "x-claude-code-agent-id": "a7", "x-app": "cli", "x-secret": "no"}
+    h.post({"messages": ASK}, **names)
+    h.post({"messages": ASK}, **{"session-id": "root", "thread-id": "t2"})
+    h.post({"messages": ASK}, **{"x-claude-code-session-id": "s1", "x-session-id": "mine"})
+    calls = [kept.call for kept in h.calls()]
+    assert [call.session_id for call in calls] == ["a7", "t2", "mine"]
+    assert calls[0].headers == {name: value for name, value in names.items() if name != "x-secret"}
+    # Seeds know nothing of names that a harness draws by chance.
+    assert len({request.seed for request in h.sampler.requests}) == 3
+    again = house(lambda prompt: "Yes.", store="again.sqlite")
+    again.post({"messages": ASK}, **{"x-claude-code-session-id": "other"})
+    assert again.sampler.requests[0].seed == h.sampler.requests[0].seed
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(house):
+    h = house(lambda prompt: "Yes.")
+    assert h.post({"messages": ASK}, **{"authorization": "", "x-api-key": h.endpoint.api_key}).status_code == 200
+    assert h.post({"messages": ASK}, **{"authorization": "", "x-api-key": "wrong"}).status_code == 401
+
+
+def test_a_compressed_body_is_refused(house):
+    h = house(lambda prompt: "Yes.")
+    response = h.post(b"x", **{"content-encoding": "zstd"})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "compressed_body")

@@ -9,9 +9,10 @@ import hypothesis.strategies as st
 import pytest
 
 import harnessrl_jax
-from harnessrl_jax.gateway.conversation import Turn, Turns, build_prompt, same_json
+from harnessrl_jax.gateway.conversation import build_prompt
 from harnessrl_jax.gateway.template import ChatTemplate
 from harnessrl_jax.gateway.text import TextCodec
+from harnessrl_jax.gateway.turns import Turn, Turns, same_json
 from harnessrl_jax.trajectories.records import ToolCall
 
 SHIPPED = pathlib.Path(harnessrl_jax.__file__).parent / "assets/quickstart"

@@ -100,6 +100,22 @@ def test_reasoning_comes_back_as_text_or_as_the_name_of_its_turn(thinking_house,
     assert last.notes["rewrites"] == (["reasoning"] if lost else [])
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_tool_call_alone_does_not_bring_its_reasoning_back(thinking_house, kept):
+    said = f"<think>\nSearch first.\n</think>\n\n{ONE_CALL}"
+    h = thinking_house(lambda prompt: "Done." if "<|im_start|>tool" in prompt else said)
+    with h.client() as client:
+        first = client.responses.create(model="m", input=ASK, tools=[SEARCH])
+        assert [item.type for item in first.output] == ["reasoning", "function_call"]
+        items = echo(first)[0 if kept else 1 :]
+        client.responses.create(model="m", input=[*ASK, *items, *results(first)], tools=[SEARCH])
+    one, two = h.calls()
+    assert two.notes["rewrites"] == ([] if kept else ["reasoning"])
+    prefix = [*one.call.prompt_ids, *one.call.output_ids]
+    # The template writes empty reasoning where a turn has none; sampled ids replace the whole turn.
+    assert (list(two.call.prompt_ids[: len(prefix)]) == prefix) is kept
+
+
 def test_a_conversation_goes_on_from_a_reply_that_is_only_named(house):
     h = house(ask_tools)
     with h.client() as client:
@@ -208,7 +224,7 @@ def test_items_of_one_turn_are_one_message_and_other_turns_are_others():
         "function": {"name": "f", "arguments": arguments},
     }
     assert request.messages == [
-        {"role": "assistant", "content": "x", "turn": one, "tool_calls": [call(one, {})]},
+        {"role": "assistant", "content": "x", "turn": one, "reasoning_content": "", "tool_calls": [call(one, {})]},
         {"role": "assistant", "content": "", "turn": two, "tool_calls": [call(two, "{bad")]},
         {"role": "tool", "tool_call_id": f"call_{two}00", "content": "r"},
         {"role": "system", "content": "rule"},

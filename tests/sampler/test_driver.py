@@ -78,6 +78,27 @@ def test_many_at_once_get_what_each_gets_alone(engine, params):
         assert one.output_ids.dtype == one.versions.dtype == np.int32
 
 
+def test_tokens_are_told_block_by_block_before_the_answer(engine, params):
+    async def test(sampler):
+        told = []
+
+        def hear(ids):
+            assert not done.is_set()
+            told.append(ids)
+
+        done = asyncio.Event()
+        request = SampleRequest(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=4, on_tokens=hear)
+        plain = dataclasses.replace(request, on_tokens=None)
+        assert plain == request
+        sample = await sampler.complete(request)
+        done.set()
+        assert [len(ids) for ids in told] == [3, 3, 2]  # the engine's steps
+        assert [token for ids in told for token in ids] == sample.output_ids.tolist()
+        assert (await sampler.complete(plain)).output_ids.tolist() == sample.output_ids.tolist()
+
+    serving(engine, params, test)
+
+
 def test_cancelling_frees_the_slot_and_leaves_the_others(engine, params):
     long = SampleRequest(prompt_ids=(7,), max_new_tokens=40, seed=2)
 
