@@ -61,12 +61,14 @@ def parser() -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument("--port", type=int, default=8000, help="port on the loopback address (default: 8000)")
     inspect = commands.add_parser("inspect", help=COMMANDS["inspect"])
-    inspect.add_argument("run", type=Path, help="folder of a run")
-    inspect.add_argument("--rollout", help="which rollout (default: lists them)")
+    inspect.add_argument(
+        "--rollout", action="append", default=[], help="which rollout; may be repeated (default: list)"
+    )
+    inspect.add_argument("--html", type=Path, help="write a page to this file instead of printing")
     doctor = commands.add_parser("doctor", help=COMMANDS["doctor"])
     doctor.add_argument("--all", action="store_true", help="print every finding, not the first few of each kind")
     export = commands.add_parser("export", help=COMMANDS["export"])
-    for command in (doctor, export):
+    for command in (inspect, doctor, export):
         command.add_argument("store", type=Path, help="folder of a run, or a call store")
         command.add_argument("--model", type=Path, help="folder of the tokenizer (default: the run's)")
     export.add_argument("out", type=Path, help="a new file of lines (jsonl), or a new folder of documents (atif)")
@@ -173,7 +175,7 @@ def _look(options: argparse.Namespace) -> int:
         return _import(options)
     from harnessrl_jax.launch.inspect import inspect
 
-    return inspect(options.run, options.rollout)
+    return inspect(options.store, options.rollout, model=options.model, html=options.html)
 
 
 def _import(options: argparse.Namespace) -> int:

@@ -1,11 +1,14 @@
-"""The [credit] section -> the estimator it names, and the credited calls of a step."""
+"""A Config and the rollouts of a step -> credited calls, rows, and why any call is not trained; no device is needed."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from harnessrl_jax.config import Credit
+import numpy as np
+
+from harnessrl_jax.config import Config, Credit
 from harnessrl_jax.errors import ConfigError
-from harnessrl_jax.trajectories import CreditedCalls, Lineage, Rollout, call_advantages
+from harnessrl_jax.trajectories import CreditedCalls, Lineage, PackedStep, Rollout, call_advantages, pack_groups
+from harnessrl_jax.trajectories.accounting import drop_reasons
 from harnessrl_jax.trajectories.credit import Estimator, group_mean, group_std, leave_one_out, max_rl
 
 
@@ -20,6 +23,33 @@ def credited_calls(credit: Credit, rollouts: Sequence[Rollout], lineages: Sequen
         compared=credit.compared,
         flat_groups=credit.flat_groups,
     )
+
+
+def packed_step(config: Config, rollouts: Sequence[Rollout], lineages: Sequence[Lineage]) -> PackedStep:
+    """Credit and layout of a step's calls; the same for training and for `inspect`."""
+    packing = config.packing
+    return pack_groups(
+        credited_calls(config.credit, rollouts, lineages),
+        loss_mean=config.credit.mean,
+        row_slots=packing.row_slots,
+        row_targets=packing.row_targets,
+        max_rows=packing.max_rows,
+    )
+
+
+def mask_reasons(
+    config: Config, rollouts: Sequence[Rollout], lineages: Sequence[Lineage], step: PackedStep
+) -> dict[str, str]:
+    """Why each call of a step that has no target has none, by call_id."""
+    targets = set(np.unique(step.batch.call[step.batch.weight > 0]).tolist())
+    reasons = drop_reasons(rollouts, lineages, truncated=config.credit.truncated)
+    for number, credited in enumerate(step.calls):
+        if number not in targets:
+            long = len(credited.call.prompt_ids) + len(credited.call.output_ids) - 1 > config.packing.row_slots
+            reasons[credited.call.call_id] = "too_long" if long else "no_room"
+    kept = {credited.call.call_id for credited in step.calls}
+    live = [linked.call.call_id for lineage in lineages for linked in lineage.calls]
+    return {name: "flat_group" for name in live if name not in kept} | reasons
 
 
 def estimator(credit: Credit) -> Estimator:

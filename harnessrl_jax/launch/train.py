@@ -13,7 +13,7 @@ from harnessrl_jax import config as configuration
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config
 from harnessrl_jax.gateway import TextCodec
-from harnessrl_jax.launch.credit import credited_calls
+from harnessrl_jax.launch.credit import packed_step
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import Examination, examine, views
 from harnessrl_jax.launch.model import export, first_params, model_folder
@@ -28,7 +28,7 @@ from harnessrl_jax.monitor import MetricsWriter, Progress, Summary, print_summar
 from harnessrl_jax.sampler import LocalSampler
 from harnessrl_jax.tasks import TaskStream
 from harnessrl_jax.training import TrainState
-from harnessrl_jax.trajectories import PackedStep, pack_groups
+from harnessrl_jax.trajectories import PackedStep
 from harnessrl_jax.trajectories.credit import group_report
 
 
@@ -135,7 +135,7 @@ async def _step(
             version=position.step,
         )
     clock.lap("rollouts")
-    packed = pack_step(config, collected)
+    packed = packed_step(config, collected.rollouts, collected.lineages)
     clock.lap("packing")
     with progress.part("training"):
         state, numbers = run.trainer.run(position.state, packed.batch, packed.report.rows_used)
@@ -144,18 +144,6 @@ async def _step(
         clock.lap("weights")
     numbers |= describe_step(collected, packed, clock.laps)
     return position._replace(state=state, step=position.step + 1), numbers
-
-
-def pack_step(config: Config, collected: Collected) -> PackedStep:
-    """Credit and layout of a step's calls."""
-    packing = config.packing
-    return pack_groups(
-        credited_calls(config.credit, collected.rollouts, collected.lineages),
-        loss_mean=config.credit.mean,
-        row_slots=packing.row_slots,
-        row_targets=packing.row_targets,
-        max_rows=packing.max_rows,
-    )
 
 
 class Clock:

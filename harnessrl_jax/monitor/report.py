@@ -1,6 +1,5 @@
 """A run's summary, metrics, configuration and rollouts -> report.html: one file, no script, no network."""
 
-import importlib.resources
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from harnessrl_jax.monitor.charts import number
 from harnessrl_jax.monitor.curves import capo_cards, learning_cards
 from harnessrl_jax.monitor.metrics import Record, read_metrics
+from harnessrl_jax.monitor.page import html_page
 from harnessrl_jax.monitor.rollout_page import rollouts_html, text
 from harnessrl_jax.monitor.summary import Summary
 from harnessrl_jax.monitor.views import RolloutView
@@ -66,21 +66,17 @@ def write_report(
 
 def render(report: Report) -> str:
     """The page as text."""
-    style = importlib.resources.files("harnessrl_jax.monitor").joinpath("style.css").read_text(encoding="utf-8")
     title = f"{text(report.summary.name)} · seed {report.summary.seed}"
     bodies = (_result, _learning, _capo, _accounting, _rollouts, _configuration)
     sections = [(name, body(report)) for name, body in zip(SECTIONS, bodies, strict=True)]
     links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name, body in sections if body)
     main = "".join(f'<section id="{name.lower()}">{body}</section>' for name, body in sections if body)
     about = f'<p class="soft">{text(report.about)}</p>' if report.about else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{style}</style></head><body>"
-        f"<header><div><h1>{title}</h1>{about}<nav>{links}</nav></div></header>"
-        f"<main>{main}<footer>Written by harnessrl_jax. TensorBoard shows every metric: "
-        "<code>tensorboard --logdir tensorboard</code> in the run's folder.</footer></main></body></html>\n"
+    footer = (
+        "<footer>Written by harnessrl_jax. TensorBoard shows every metric: "
+        "<code>tensorboard --logdir tensorboard</code> in the run's folder.</footer>"
     )
+    return html_page(title, f"{about}<nav>{links}</nav>", main + footer)
 
 
 def _result(report: Report) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from harnessrl_jax.monitor.terminal import shorten
-from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, TokenView, printable
+from harnessrl_jax.monitor.views import CallView, ForkView, RolloutView, SessionView, TokenView, printable
 from harnessrl_jax.trajectories.records import Role
 
 CLASSES = {Role.ACTION: "action", Role.ARGS: "args", Role.OTHER: "other", Role.NONE: "other"}
@@ -36,6 +36,23 @@ def rollouts_html(before: Sequence[RolloutView], after: Sequence[RolloutView]) -
     return _key() + "".join(cards)
 
 
+def forests_html(rollouts: Sequence[RolloutView]) -> str:
+    """Some rollouts, each with its forest open.
+
+    Args:
+      rollouts: in the order to show.
+
+    Returns:
+      HTML of one legend and one card per rollout. All text of models, tools and tasks is escaped.
+    """
+    strongest = max((abs(call.advantage) for r in rollouts for call in r.calls() if call.advantage), default=0.0)
+    cards = (
+        f'<article class="card task">{_question(rollout)}{_rollout("", rollout, strongest, opened=True)}</article>'
+        for rollout in rollouts
+    )
+    return _key() + "".join(cards)
+
+
 def text(value: str) -> str:
     """Untrusted text, harmless inside HTML."""
     return escape(printable(value))
@@ -61,8 +78,9 @@ def _rollout(when: str, rollout: RolloutView, strongest: float, *, opened: bool)
     good = "up" if (rollout.reward or 0.0) >= 0.5 else "down"
     calls = sum(1 for _ in rollout.calls())
     status = "" if rollout.status == "completed" else _chip(rollout.status.replace("_", " "), "down")
+    moment = _chip(f"{when} training", "when") if when else ""
     summary = (
-        f"<summary>{_chip(f'{when} training', 'when')}<span>{answer}</span>{_chip(reward, good)}{status}"
+        f"<summary>{moment}<span>{answer}</span>{_chip(reward, good)}{status}"
         f'<span class="soft">{calls} calls, {rollout.wall_s:.1f} s, weights {rollout.version}, '
         f"rollout {text(rollout.rollout_id)}</span></summary>"
     )
@@ -77,6 +95,7 @@ def _session(session: SessionView, strongest: float) -> str:
     kind = "session trainable" if session.trainable else "session"
     who = f"<b>{text(session.agent)}</b> · session {text(session.session_id)} · "
     who += "trained" if session.trainable else "frozen"
+    who += f" · told apart by {text(session.told_by)}" if session.told_by else ""
     who += f" · {session.opened}" if session.opened else ""
     calls = "".join(_call(call, strongest) for call in session.calls)
     return f'<div class="{kind}"><div class="who">{who}</div>{calls}</div>'
@@ -97,6 +116,10 @@ def _call(call: CallView, strongest: float) -> str:
         facts.append(_chip(f"{call.parse_status} tool call", "down"))
     if call.finish in ("length", "aborted", "error"):
         facts.append(_chip(f"ended by {call.finish}", "down"))
+    if call.sibling_of is not None:
+        facts.append(_chip(f"asks again what #{call.sibling_of} asked"))
+    if call.fork is not None:
+        facts.append(_chip(f"{call.link}: {call.fork.category}", "down"))
     facts.append(f'<span class="soft">weights {call.version}</span>')
     strength = UNTRAINED if call.advantage is None else abs(call.advantage) / (strongest or 1.0)
     prompt = text(shorten(call.new_prompt, PROMPT_CHARACTERS).strip("\n"))
@@ -105,11 +128,21 @@ def _call(call: CallView, strongest: float) -> str:
     remark = f" · {text(call.remark)}" if call.remark else ""
     return (
         f'<div class="call{" off" if call.advantage is None and call.state != "live" else ""}">'
-        f'<div class="facts">{"".join(facts)}</div>'
+        f'<div class="facts">{"".join(facts)}</div>{_fork(call.fork)}'
         f"<details{opened}><summary>prompt: {call.new_tokens:,} new tokens{known}{remark}</summary>"
         f'<div class="text in">{prompt}</div></details>'
         f'<div class="text out">{_tokens(call.tokens, call.advantage, strength)}</div>'
         f"{''.join(_session(session, strongest) for session in call.sessions)}</div>"
+    )
+
+
+def _fork(fork: ForkView | None) -> str:
+    """The text of the history that is gone, and what stands there now."""
+    if fork is None:
+        return ""
+    return (
+        f'<div class="text fork">after {fork.position:,} shared tokens of call #{fork.from_seq}: '
+        f"<del>{text(fork.before) or 'nothing'}</del> <ins>{text(fork.after) or 'nothing'}</ins></div>"
     )
 
 

@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, printable
+from harnessrl_jax.monitor.views import CallView, ForkView, RolloutView, SessionView, printable
 from harnessrl_jax.trajectories.records import Role
 
 STYLES = {Role.ACTION: "dark_orange", Role.ARGS: "dodger_blue1", Role.OTHER: "grey62", Role.NONE: "grey42"}
@@ -64,6 +64,7 @@ def _legend() -> Text:
 def _session_tree(session: SessionView, strongest: float, prompt_characters: int) -> Tree:
     label = Text.assemble((printable(session.agent), "bold"), f"  session {printable(session.session_id)}")
     label.append("" if session.trainable else "  frozen", style="magenta")
+    label.append(f"  told apart by {session.told_by}" if session.told_by else "", style="grey62")
     label.append(f"  ({session.opened})" if session.opened else "", style="grey62")
     tree = Tree(label, guide_style="grey42")
     for call in session.calls:
@@ -83,9 +84,26 @@ def _call_line(call: CallView) -> Text:
     if call.process_reward is not None:
         line.append(f"  process reward {call.process_reward:g}")
     line.append(f"  {call.finish}, parsed {call.parse_status}, weights {call.version}", style="grey62")
+    if call.sibling_of is not None:
+        line.append(f"\nasks again what call #{call.sibling_of} asked", style="grey62")
     if call.remark:
         line.append(f"\n{printable(call.remark)}", style="grey62")
+    if call.fork is not None:
+        line.append(_fork(call.link, call.fork))
     return line
+
+
+def _fork(link: str, fork: ForkView) -> Text:
+    """The category and the text that differs, the history first."""
+    text = Text(f"\n{link}: {fork.category}", style="yellow")
+    text.append(f" after {fork.position} shared tokens of call #{fork.from_seq}", style="grey62")
+    for mark, colour, words in (("-", "red", fork.before), ("+", "green", fork.after)):
+        text.append(f"\n  {mark} {_one_line(words)}", style=colour)
+    return text
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "⏎").replace("\t", "⇥") or "nothing"
 
 
 def _call_body(call: CallView, strongest: float, prompt_characters: int) -> list[Text]:

@@ -5,21 +5,27 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from harnessrl_jax.monitor.views import CallView, RolloutView, SessionView, TokenView
-from harnessrl_jax.trajectories.evidence import EvidenceKind
+from harnessrl_jax.monitor.views import CallView, ForkView, RolloutView, SessionView, TokenView
+from harnessrl_jax.trajectories.evidence import AgentSource, EvidenceKind, Fork
 from harnessrl_jax.trajectories.lineage import Lineage, LinkedCall
 from harnessrl_jax.trajectories.records import Call, Role, Rollout, Task
 from harnessrl_jax.trajectories.roles import call_roles, token_characters
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Token ids -> text, control tokens spelled out."""
-Key: TypeAlias = tuple[str, str]
-"""A session: agent and session_id."""
+Key: TypeAlias = str
+"""A conversation: the call_id of the call that opened it."""
 
 _OPENED: Mapping[EvidenceKind, str] = {
     "named_opener": "named by the harness",
     "quoted_arguments": "its request quotes the arguments of this call",
     "harness_header": "a header names the agent that waits for it",
+}
+_TOLD: Mapping[AgentSource, str] = {
+    "name": "",
+    "header": "a header",
+    "fingerprint": "its instructions and tools",
+    "prefix": "its tokens alone",
 }
 
 
@@ -50,7 +56,7 @@ def view(
     linked = lineage.calls if lineage is not None else ()
     sessions: dict[Key, list[LinkedCall]] = {}
     for item in linked:
-        sessions.setdefault((item.call.agent, item.call.session_id), []).append(item)
+        sessions.setdefault(item.session, []).append(item)
     openers = {key: found for key, items in sessions.items() if (found := _opener(items[0], linked)) is not None}
     source = _Source(rollout, decode, sessions, openers, advantages or {}, reasons or {}, untrained)
     return RolloutView(
@@ -84,8 +90,9 @@ class _Source(NamedTuple):
 def _session_view(source: _Source, key: Key) -> SessionView:
     items = source.sessions[key]
     return SessionView(
-        session_id=key[1],
-        agent=key[0],
+        session_id=items[0].call.session_id,
+        agent=str(items[0].agent),
+        told_by=_TOLD[items[0].agent.source],
         trainable=items[0].call.trainable,
         opened=source.openers[key][1] if key in source.openers else "",
         calls=tuple(_call_view(source, item) for item in items),
@@ -94,8 +101,8 @@ def _session_view(source: _Source, key: Key) -> SessionView:
 
 def _call_view(source: _Source, item: LinkedCall) -> CallView:
     call = item.call
-    calls = (other.call for items in source.sessions.values() for other in items)
-    parent = next((other for other in calls if other.call_id == item.parent_call_id), None)
+    known = {other.call.call_id: other.call for items in source.sessions.values() for other in items}
+    parent = known[item.parent_call_id] if item.parent_call_id is not None else None
     shared = 0 if parent is None else len(parent.prompt_ids) + len(parent.output_ids)
     advantage = source.advantages.get(call.call_id)
     opened = [key for key, (opener, _) in source.openers.items() if opener == call.call_id]
@@ -105,6 +112,8 @@ def _call_view(source: _Source, item: LinkedCall) -> CallView:
         link=item.link,
         state=item.state,
         evidence=_remark(item),
+        fork=None if item.fork is None else _fork_view(item.fork, known[item.fork.from_call_id].seq, source.decode),
+        sibling_of=None if item.sibling_of is None else known[item.sibling_of].seq,
         finish=call.finish,
         parse_status=call.parse_status,
         version=call.version_end,
@@ -117,6 +126,17 @@ def _call_view(source: _Source, item: LinkedCall) -> CallView:
         new_prompt=source.decode(call.prompt_ids[shared:].tolist()),
         tokens=_tokens(call, source.decode),
         sessions=tuple(_session_view(source, key) for key in opened),
+    )
+
+
+def _fork_view(fork: Fork, from_seq: int, decode: Decode) -> ForkView:
+    before, after = fork.before_text, fork.after_text
+    return ForkView(
+        category=fork.category,
+        from_seq=from_seq,
+        position=fork.position,
+        before=decode(fork.before) if before is None else before,
+        after=decode(fork.after) if after is None else after,
     )
 
 
@@ -138,9 +158,8 @@ def _tokens(call: Call, decode: Decode) -> tuple[TokenView, ...]:
 
 def _opener(first: LinkedCall, linked: Sequence[LinkedCall]) -> tuple[str, str] | None:
     """The call that opened a session, and how that is known; of another session, so that none opens itself."""
-    session = (first.call.agent, first.call.session_id)
     for other in linked:
-        if other.call.call_id == first.opened_by and (other.call.agent, other.call.session_id) != session:
+        if other.call.call_id == first.opened_by and other.session != first.session:
             found = next(item for item in first.evidence if (item.about, item.call_id) == ("opener", first.opened_by))
             return other.call.call_id, _OPENED[found.kind]
     return None

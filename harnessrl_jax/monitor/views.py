@@ -16,15 +16,36 @@ class TokenView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForkView:
+    """Where a prompt leaves the history that it takes up.
+
+    Attributes:
+      category: what changed, such as "reasoning" or "compaction".
+      from_seq: the call whose prompt and output are that history.
+      position: tokens that both share from the start.
+      before: how the history goes on from there.
+      after: how this prompt does.
+    """
+
+    category: str
+    from_seq: int
+    position: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CallView:
     """One model call.
 
     Attributes:
       call_id: of the record.
       seq: position among the requests of the rollout, from 0.
-      link: extends, opens or rewrites, as in the lineage.
+      link: extends, opens, rewrites, continues or handoff, as in the lineage.
       state: live, superseded, rejected, auxiliary or undelivered.
       evidence: what link and state rest on.
+      fork: where the prompt leaves the history it takes up; None where it does not.
+      sibling_of: `seq` of the call that had the same prompt, where this one asks again on purpose; None elsewhere.
       finish: why sampling ended.
       parse_status: what the tool-call parser said.
       version: weights that sampled it.
@@ -44,6 +65,8 @@ class CallView:
     link: str
     state: str
     evidence: str
+    fork: ForkView | None
+    sibling_of: int | None
     finish: str
     parse_status: str
     version: int
@@ -65,10 +88,20 @@ class CallView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionView:
-    """One conversation of one agent, its calls in request order; `opened` says how its opener is known."""
+    """One conversation of one agent, its calls in request order.
+
+    Attributes:
+      session_id: as recorded.
+      agent: who has it.
+      told_by: what told this agent apart from others of its name, in words; "" if its name alone.
+      trainable: whether this agent's policy is trained.
+      opened: how the call that opened it is known; "" if none is.
+      calls: its calls.
+    """
 
     session_id: str
     agent: str
+    told_by: str
     trainable: bool
     opened: str
     calls: tuple[CallView, ...]

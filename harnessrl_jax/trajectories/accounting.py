@@ -92,6 +92,29 @@ def used_calls(
     return sorted(used, key=lambda item: canonical_order(item.call)), dropped
 
 
+def drop_reasons(rollouts: Sequence[Rollout], lineages: Sequence[Lineage], *, truncated: Truncated) -> dict[str, str]:
+    """Why each call that `used_calls` leaves out is left out, by call_id; the words are those of its counts.
+
+    Args:
+      rollouts: as for `used_calls`.
+      lineages: as for `used_calls`.
+      truncated: as for `used_calls`.
+
+    Returns:
+      The reasons.
+    """
+    last = last_attempts(rollouts)
+    given = {rollout_key(rollout): rollout for rollout in rollouts}
+    out: dict[str, str] = {}
+    for lineage in lineages:
+        latest = last.get((lineage.run_id, lineage.rollout_id))
+        for linked in lineage.calls:
+            reason = _reason(linked, given.get(rollout_key(lineage)), latest, truncated)
+            if reason is not None:
+                out[linked.call.call_id] = reason
+    return out
+
+
 def canonical_order(call: Call) -> tuple[Any, ...]:
     """Sorts calls by what they are, so that the order of their arrival cannot matter."""
     prompt, output = (np.asarray(ids, ">i4").tobytes() for ids in (call.prompt_ids, call.output_ids))

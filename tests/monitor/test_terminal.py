@@ -3,7 +3,7 @@ import io
 
 from rich.console import Console
 
-from harnessrl_jax.monitor import print_rollout, print_rollouts, view
+from harnessrl_jax.monitor import ForkView, print_rollout, print_rollouts, view
 from harnessrl_jax.trajectories.lineage import build_lineage
 
 
@@ -58,3 +58,17 @@ def test_the_list_has_one_line_a_rollout(seen):
     assert lines[1].startswith("r8  attempt 0  infra_failure  0 calls  reward none  qqq")
     assert len(lines) == 2
     assert "It made no model call." in printed(failed)
+
+
+def test_a_fork_shows_both_texts_on_one_line_each(seen, hostile):
+    fork = ForkView(category="reasoning", from_seq=0, position=41, before="a\n\tb" + hostile, after="")
+    (central,) = seen.sessions
+    changed = dataclasses.replace(central.calls[1], link="rewrites", fork=fork, sibling_of=0)
+    session = dataclasses.replace(central, calls=(central.calls[0], changed), told_by="a header")
+    lines = [line.strip() for line in printed(dataclasses.replace(seen, sessions=(session,))).splitlines()]
+    assert "central  session main  told apart by a header" in lines
+    assert "asks again what call #0 asked" in lines
+    assert "rewrites: reasoning after 41 shared tokens of call #0" in lines
+    assert any(line.startswith("- a⏎⇥b</pre><script>") for line in lines)
+    assert "+ nothing" in lines
+    assert "\x1b" not in "".join(lines)

@@ -108,3 +108,35 @@ def test_deep_and_broken_arguments_do_no_harm(rollout, new_call, decode, body):
     ]
     (session,) = view(rollout, build_lineage(calls), decode).sessions
     assert [opened.agent for opened in session.calls[0].sessions] == ["sub"]
+
+
+@pytest.fixture
+def forked(rollout, calls, decode, new_call):
+    """A sixth call takes up the history of the second central one, changed; a seventh asks the same again."""
+    prompt = "Q?ask:lowest of Chad.=Emi>"
+    calls += [new_call(5, prompt, "say:no."), new_call(6, prompt, "say:so.", choice=1)]
+    return by_seq(view(rollout, build_lineage(calls, decode), decode))
+
+
+def test_a_fork_says_what_changed_from_which_call_on(forked):
+    fork = forked[5].fork
+    assert (forked[5].link, fork.from_seq, fork.position) == ("rewrites", 4, len("Q?ask:"))
+    assert (fork.before[:7], fork.after[:6]) == ("highest", "lowest")
+    assert forked[4].fork is None
+
+
+def test_a_call_that_asks_again_names_the_first(forked):
+    assert (forked[6].sibling_of, forked[5].sibling_of) == (5, None)
+
+
+def test_a_fork_without_text_is_decoded(rollout, calls, decode, new_call):
+    calls.append(new_call(5, "Q?ask:lowest of Chad.=Emi>", "say:no."))
+    fork = by_seq(view(rollout, build_lineage(calls), decode))[5].fork
+    assert (fork.before[:7], fork.after[:6]) == ("highest", "lowest")
+
+
+def test_an_agent_without_a_name_of_its_own_says_how_it_is_known(rollout, decode, new_call):
+    headers = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "sub"}
+    calls = [new_call(0, "Q", "ask:x."), new_call(1, "other", "a:b.", headers=headers)]
+    _, second = view(rollout, build_lineage(calls), decode).sessions
+    assert (second.agent, second.told_by) == ("central/sub", "a header")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pathlib
+import sqlite3
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import harnessrl_jax
 from harnessrl_jax.gateway import Store, TextCodec
 from harnessrl_jax.gateway.capture import Reader
-from harnessrl_jax.gateway.rows import CallKey, Intent
+from harnessrl_jax.gateway.rows import CallKey, Intent, digest
 from harnessrl_jax.trajectories.records import Call, LogpKind, Rollout, ToolCall
 
 MODEL = pathlib.Path(harnessrl_jax.__file__).parent / "assets" / "quickstart"
@@ -112,6 +113,51 @@ def store_path(tmp_path, calls):
         store.put_rollout(rollout_of("a", 1.0, process_rewards={"a0": 0.5}))
         store.put_rollout(rollout_of("b", 0.0))
     return path
+
+
+def seal(path):
+    """Digests that fit the rows, as if they had been written so."""
+    connection = sqlite3.connect(path)
+    rows = connection.execute(
+        "SELECT rowid, record, prompt_ids, output_ids, logps, request FROM calls WHERE record IS NOT NULL"
+    ).fetchall()
+    for number, record, prompt, output, logps, request in rows:
+        sealed = digest(record, prompt, output, logps or b"", request)
+        connection.execute("UPDATE calls SET digest = ? WHERE rowid = ?", (sealed, number))
+    for number, record in connection.execute("SELECT rowid, record FROM rollouts").fetchall():
+        connection.execute("UPDATE rollouts SET digest = ? WHERE rowid = ?", (digest(record), number))
+    connection.commit()
+    connection.close()
+
+
+def rewrite_all(path, table, **fields):
+    """New values in every record of a table and in its columns of the same name, well sealed."""
+    connection = sqlite3.connect(path)
+    columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    for number, record in connection.execute(f"SELECT rowid, record FROM {table}").fetchall():
+        if record is not None:
+            text = json.dumps(json.loads(record) | fields)
+            connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (text, number))
+    for name in columns & fields.keys():
+        connection.execute(f"UPDATE {table} SET {name} = ?", (fields[name],))
+    connection.commit()
+    connection.close()
+    seal(path)
+
+
+@pytest.fixture
+def rewrite():
+    return rewrite_all
+
+
+@pytest.fixture
+def reseal():
+    return seal
+
+
+@pytest.fixture
+def outcome():
+    return rollout_of
 
 
 @pytest.fixture

@@ -103,6 +103,19 @@ def test_a_sub_agent_stands_below_the_call_that_opened_it(exported):
     assert exported.notes["conversations without a known opener, which stand below the first"] == 1
 
 
+def test_an_opener_that_comes_later_opens_nothing(make_call):
+    calls = [
+        make_call("a", [1], [2]),
+        make_call("b", [3], [4], seq=1, agent="b", session_id="b", parent_call_id="c"),
+        make_call("c", [5], [6], seq=2, agent="c", session_id="c", parent_call_id="b"),
+    ]
+    document, notes = to_atif([kept(call) for call in calls], None, speak=speak, listen=heard)
+    assert notes["conversations without a known opener, which stand below the first"] == 1
+    (below,) = document["subagent_trajectories"]
+    assert [sub["agent"]["extra"]["role"] for sub in below["subagent_trajectories"]] == ["c"]
+    assert [item.call for item in from_atif(document, ORIGIN).records.calls] == calls
+
+
 def test_what_atif_cannot_say_is_counted(calls, exported, make_call):
     assert exported.notes["sampled calls, which are steps like the others"] == 1
     assert exported.notes["further choices of a request, which are steps of their own"] == 1
