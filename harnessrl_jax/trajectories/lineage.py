@@ -34,7 +34,8 @@ class LinkedCall(NamedTuple):
       agent: who made it, and what told this agent apart from others.
       session: call_id of the call that opened its conversation; a conversation is one agent's, rewrites and summaries
         included.
-      parent_call_id: the call whose prompt + output this prompt extends, in the same agent; None at a root.
+      parent_call_id: the call whose prompt + output this prompt extends, in the same agent; None at a root. A changed
+        history whose beginning is intact "rewrites" or "continues", and has a parent all the same.
       opened_by: the call of another agent or session that opened this conversation; None if none is known.
       sibling_of: the first call that had the same prompt, where this one asks again on purpose; None elsewhere.
       link: "extends" its parent; "opens" a conversation; "rewrites" = the history it takes up was changed, and the tree

@@ -156,7 +156,16 @@ def test_one_failure_explains_one_retry(wire, toy):
     wire.ask("b", body, "Paris.")
     wire.ask("c", body, "Paris.")
     assert states(wire) == {"a": "superseded", "b": "live", "c": "live"}
+    assert wire.places()["a"].evidence[-1].call_id == "b"
     assert wire.places()["c"].sibling_of == "b"
+
+
+def test_a_broken_answer_loses_to_its_retry_even_if_it_was_used(wire, toy):
+    chat = toy.chat("Answer.")
+    wire.ask("a", chat.body("Capital?"), "Par", finish="aborted")
+    wire.ask("b", chat.body("Capital?"), "Paris.")
+    wire.ask("c", chat.body("Capital?", toy.said("Par"), "Sure?"), "Yes.")
+    assert states(wire) == {"a": "superseded", "b": "live", "c": "live"}
 
 
 def test_a_retry_of_one_sub_agent_replaces_nothing_of_another(wire, toy):
