@@ -5,7 +5,6 @@ harness says about itself is a hint that is kept next to it. The plain values th
 `Evidence` and the words for links, states and categories) are in `evidence`.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,15 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harnessrl_jax.errors import LineageError
-from harnessrl_jax.trajectories.agents import header_threads, name_agents
+from harnessrl_jax.trajectories.agents import name_agents
 from harnessrl_jax.trajectories.evidence import Agent, Evidence, Fork, Link, State
 from harnessrl_jax.trajectories.forks import Decode
-from harnessrl_jax.trajectories.headers import claims
-from harnessrl_jax.trajectories.places import Known, Place, place_calls
-from harnessrl_jax.trajectories.prefixes import Prefixes, history, link_prefixes
-from harnessrl_jax.trajectories.quotes import quotations
+from harnessrl_jax.trajectories.known import Known, know
+from harnessrl_jax.trajectories.places import Place, place_calls
 from harnessrl_jax.trajectories.records import Call
-from harnessrl_jax.trajectories.requests import Asked, read_request
 from harnessrl_jax.trajectories.retries import failure, siblings, superseded
 from harnessrl_jax.trajectories.states import Used, auxiliary, rejected
 
@@ -112,7 +108,7 @@ def build_lineage(calls: Sequence[Call], decode: Decode | None = None) -> Lineag
     """
     ordered = sorted(calls, key=_request_order)
     _check(ordered)
-    known = _know(ordered, decode)
+    known = know(ordered, decode)
     places = place_calls(known)
     again = _repeats(ordered, known)
     used = Used(known.parent, known.quotes)
@@ -162,35 +158,6 @@ def _check(calls: Sequence[Call]) -> None:
                 f"{where}: agent {call.agent!r} is trainable in some calls and not in others (call {call.call_id!r}). "
                 "Decide once for each agent when the rollout is opened."
             )
-
-
-def _know(calls: Sequence[Call], decode: Decode | None) -> Known:
-    said = [claims(call.headers) for call in calls]
-    threads = list(zip((call.agent for call in calls), header_threads(calls, said), strict=True))
-    parent: list[int | None] = [None] * len(calls)
-    prefixes: dict[tuple[str, str], tuple[Prefixes, Sequence[int]]] = {}
-    for thread in dict.fromkeys(threads):
-        members = [number for number, other in enumerate(threads) if other == thread]
-        found = link_prefixes([calls[number] for number in members])
-        prefixes[thread] = found, members
-        for number, extended in zip(members, found.parent, strict=True):
-            parent[number] = None if extended is None else members[extended]
-    fresh = [0 if extended is None else len(history(calls[extended])) for extended in parent]
-
-    @functools.cache
-    def read(number: int) -> Asked | None:
-        return read_request(calls[number].request)
-
-    return Known(
-        calls=calls,
-        said=said,
-        threads=threads,
-        parent=parent,
-        prefixes=prefixes,
-        quotes=quotations(calls, fresh),
-        read=read,
-        decode=decode,
-    )
 
 
 class _Repeats(NamedTuple):

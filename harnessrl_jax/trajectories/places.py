@@ -5,15 +5,14 @@ of judgement is: the same prompt was asked before; a header says that the histor
 quoted; turns of an earlier conversation come back; nothing is known of it, and it opens a conversation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from harnessrl_jax.trajectories.evidence import Evidence, EvidenceKind, Fork, Link
-from harnessrl_jax.trajectories.forks import Decode, find_fork
+from harnessrl_jax.trajectories.forks import find_fork
 from harnessrl_jax.trajectories.headers import Claims
+from harnessrl_jax.trajectories.known import Known
 from harnessrl_jax.trajectories.openers import find_opener
-from harnessrl_jax.trajectories.prefixes import Prefixes, shared_tokens
-from harnessrl_jax.trajectories.records import Call
+from harnessrl_jax.trajectories.prefixes import shared_tokens
 from harnessrl_jax.trajectories.requests import Asked
 from harnessrl_jax.trajectories.summaries import Compacted, quoted_summary, window_opened
 from harnessrl_jax.trajectories.takeovers import Conversations
@@ -35,30 +34,6 @@ class Place(NamedTuple):
     summary: int | None
     fork: Fork | None
     evidence: tuple[Evidence, ...]
-
-
-class Known(NamedTuple):
-    """What is known of the calls before they are placed; every sequence has one entry for each call.
-
-    Attributes:
-      calls: in request order.
-      said: what the headers claim.
-      threads: agent and thread, inside which tokens are compared.
-      parent: number of the call that each prompt extends.
-      prefixes: of each (agent, thread), with the numbers of its calls.
-      quotes: which earlier answers a prompt contains.
-      read: number -> what the call asked, or None.
-      decode: ids -> text, or None.
-    """
-
-    calls: Sequence[Call]
-    said: Sequence[Claims | None]
-    threads: Sequence[tuple[str, str]]
-    parent: Sequence[int | None]
-    prefixes: Mapping[tuple[str, str], tuple[Prefixes, Sequence[int]]]
-    quotes: Mapping[int, tuple[int, ...]]
-    read: Callable[[int], Asked | None]
-    decode: Decode | None
 
 
 def place_calls(known: Known) -> list[Place]:
