@@ -192,11 +192,21 @@ class Credit(Section):
 
 
 class Policy(Section):
-    """Clipped policy gradient, plain or routed by role (CAPO)."""
+    """Policy gradient, plain or routed by role (CAPO)."""
 
     kind: Literal["policy"] = "policy"
+    loss: Literal["clipped", "dual_clipped", "gspo", "cispo", "reinforce"] = "clipped"
+    """`clipped` clips each token's ratio to the sampler, `gspo` one ratio for each call (and computes the batch once
+    more to know it), `cispo` the ratio as a weight that leaves every token its gradient; `reinforce` has no clip."""
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
     clip_high: float = Field(default=0.28, ge=0.0)
+    """The defaults suit a token's ratio; `gspo` wants both given, 3e-4 and 4e-4 in its paper."""
+    dual_clip: float = Field(default=3.0, gt=1.0)
+    """`dual_clipped`: the ratio above which a negative advantage costs no more."""
+    importance: Literal["none", "truncated", "masked"] = "none"
+    """`reinforce`: weight of each token for how the sampler's policy differs from the trainer's, cut off at
+    `importance_limit`, or 0 outside [1 / `importance_limit`, `importance_limit`]."""
+    importance_limit: float = Field(default=2.0, gt=1.0)
     routing: Literal["none", "vjp", "reference"] = "vjp"
     """`none` is the plain gradient. `vjp` and `reference` are two equal forms of CAPO; `reference` is slower."""
     score: Literal["contrast", "raw"] = "contrast"
@@ -221,6 +231,20 @@ class Policy(Section):
     refresh_steps: int = Field(default=20, ge=1)
     ema: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay per step of the activation statistics."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_loss(self) -> "Policy":
+        if self.importance != "none" and self.loss != "reinforce":
+            raise ValueError(
+                f"importance = {self.importance!r} needs loss = 'reinforce': {self.loss!r} takes its ratio to the "
+                "sampler already, which would count twice"
+            )
+        if self.loss == "gspo" and not {"clip_low", "clip_high"} <= self.model_fields_set:
+            raise ValueError(
+                "loss = 'gspo' clips the mean ratio of a call, far closer to 1 than a token's: give clip_low and "
+                "clip_high, 3e-4 and 4e-4 in its paper"
+            )
+        return self
 
 
 class Supervised(Section):

@@ -59,6 +59,11 @@ def test_a_config_cannot_be_changed():
             "[algorithm]\nkind = 'supervised'\nrollouts = 1\n[packing]\nrow_slots = 64\n[behaviour]\ncontext_tokens = 65",
             r"packing\.row_slots = 64 must be at least behaviour\.context_tokens = 65",
         ),
+        ("[algorithm]\nloss = 'gspo'\nclip_low = 3e-4\nkind = 'policy'", r"give clip_low and clip_high, 3e-4 and 4e-4"),
+        (
+            "[algorithm]\nimportance = 'truncated'\nkind = 'policy'",
+            r"algorithm: importance = 'truncated' needs loss = 'reinforce': .* would count twice",
+        ),
         ("[packing]\nmax_rows = 5", r"packing\.max_rows = 5 must be a multiple of packing\.micro_rows = 2"),
         ("[behaviour]\nkind = 'expert'", r"an expert reports no log-probabilities"),
         ("[behaviour]\ntop_p = 0.9", r"policy gradients need .* top_p = 1 and top_k = 0; got 1\.0, 0\.9 and 0"),

@@ -14,8 +14,14 @@ from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.training import (
     DECODER_RULES,
+    Cispo,
+    Clipped,
+    DualClipped,
+    Gspo,
     Objective,
     Policy,
+    PolicyLoss,
+    Reinforce,
     Step,
     Supervised,
     TrainState,
@@ -115,4 +121,19 @@ def objective(config: Config, model: DecoderConfig) -> Objective:
             denominator=algorithm.denominator,
             routing=algorithm.routing,
         )
-    return Policy(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, capo=capo)
+    return Policy(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, capo=capo, loss=policy_loss(algorithm))
+
+
+def policy_loss(algorithm: configuration.Policy) -> PolicyLoss:
+    """The loss the configuration names."""
+    match algorithm.loss:
+        case "clipped":
+            return Clipped()
+        case "dual_clipped":
+            return DualClipped(dual_clip=algorithm.dual_clip)
+        case "gspo":
+            return Gspo()
+        case "cispo":
+            return Cispo()
+        case "reinforce":
+            return Reinforce(importance=algorithm.importance, limit=algorithm.importance_limit)

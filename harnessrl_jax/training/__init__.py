@@ -1,6 +1,16 @@
 """(train state, packed batch) -> (train state, metrics): objectives, sharding and one pure step."""
 
-from harnessrl_jax.training.objectives import Objective, Policy, Supervised
+from harnessrl_jax.training.objectives import (
+    Cispo,
+    Clipped,
+    DualClipped,
+    Gspo,
+    Objective,
+    Policy,
+    PolicyLoss,
+    Reinforce,
+    Supervised,
+)
 from harnessrl_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from harnessrl_jax.training.rows import RowFn, RowOutput, decoder_row_fn
 from harnessrl_jax.training.sharding import (
@@ -19,8 +29,14 @@ from harnessrl_jax.training.step import Step, make_step
 __all__ = [
     "AXES",
     "DECODER_RULES",
+    "Cispo",
+    "Clipped",
+    "DualClipped",
+    "Gspo",
     "Objective",
     "Policy",
+    "PolicyLoss",
+    "Reinforce",
     "RowFn",
     "RowOutput",
     "ShardingRule",

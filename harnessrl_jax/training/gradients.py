@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from harnessrl_jax.capo import conflict, reference_gradient, role_gradients, route
 from harnessrl_jax.training.accumulate import Gradient, MicroLoss, accumulate, micro_batches, micro_loss, zero_tally
 from harnessrl_jax.training.assignment import AssignedRows, Assignment
-from harnessrl_jax.training.objectives import Objective, roles_of
+from harnessrl_jax.training.call_ratios import with_call_ratios
+from harnessrl_jax.training.objectives import Objective, needs_call_ratios, roles_of
 from harnessrl_jax.training.rows import RowFn
 from harnessrl_jax.training.state import Routing, TrainState, widened
 from harnessrl_jax.training.tally import Tally, conflict_metrics
@@ -46,6 +47,8 @@ def batch_gradient(
     loss, roles = micro_loss(row_fn, objective), roles_of(objective)
 
     def gradient_of(params: PyTree, work: Assignment, routing: Routing | None, rows_used: Array) -> BatchGradient:
+        if needs_call_ratios(objective):
+            work = with_call_ratios(row_fn, params, work, rows_used, micro_rows=micro_rows, shardings=shardings)
         form = _form(_divided(loss, work.denominator), routing, params)
         zeros = jax.tree.map(lambda leaf: jnp.zeros((*form.axes, *leaf.shape), leaf.dtype), widened(params))
         capo = routing.state if routing else ()

@@ -1,13 +1,28 @@
 """What is optimised, as values; (objective, model output, row) -> the summed loss of the row's targets."""
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from harnessrl_jax.capo import Capo
-from harnessrl_jax.losses import Sum, clipped_surrogate, cross_entropy
+from harnessrl_jax.errors import LossError
+from harnessrl_jax.losses import (
+    RatioTerms,
+    Sum,
+    cispo,
+    clipped_surrogate,
+    cross_entropy,
+    dual_clipped_surrogate,
+    gspo_token,
+    masked_importance,
+    masked_log_ratio,
+    ratio_terms,
+    reinforce,
+    truncated_importance,
+)
 from harnessrl_jax.training.rows import Row, RowOutput
 
 
@@ -16,14 +31,53 @@ class Supervised:
     """Cross-entropy over every target, whatever its role; advantages and behaviour log-probs are not read."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Clipped:
+    """Each token's own clipped ratio."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DualClipped:
+    """Each token's own clipped ratio; a loss from a negative advantage grows no further above `dual_clip`."""
+
+    dual_clip: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Gspo:
+    """One clipped ratio for each call: the geometric mean over its targets in the whole batch, wherever they lie."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cispo:
+    """Each token's own ratio as a clipped importance weight; every token keeps its gradient."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reinforce:
+    """No clip. What the sampler's policy differs by is corrected by an importance weight of each token, or not at all.
+
+    The weight takes the place of the ratio to the sampler in the other losses: with both, it would count twice.
+    """
+
+    importance: Literal["none", "truncated", "masked"]
+    """`truncated`: min(ρ, limit). `masked`: ρ, or 0 outside [1/limit, limit]."""
+    limit: float
+
+
+PolicyLoss = Clipped | DualClipped | Gspo | Cispo | Reinforce
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Clipped policy gradient over every target, or routed by role."""
+    """Policy gradient over every target, or routed by role."""
 
     clip_low: float
     clip_high: float
+    """Both are read by every loss but `Reinforce`."""
     capo: Capo | None
     """None is the plain gradient."""
+    loss: PolicyLoss = Clipped()
 
 
 Objective = Supervised | Policy
@@ -40,6 +94,11 @@ def roles_of(objective: Objective) -> int:
     return capo.roles if capo else 1
 
 
+def needs_call_ratios(objective: Objective) -> bool:
+    """Whether `row_loss` reads `Row.call_log_ratio`, which takes a forward pass over the batch beforehand."""
+    return isinstance(objective, Policy) and isinstance(objective.loss, Gspo)
+
+
 def behaviour_logp(output: RowOutput, row: Row) -> Float[Array, " target"]:
     """The sampler's log-probs; where it reported none, the current ones without gradient.
 
@@ -49,14 +108,67 @@ def behaviour_logp(output: RowOutput, row: Row) -> Float[Array, " target"]:
 
 
 def row_loss(objective: Objective, output: RowOutput, row: Row, weight: Float[Array, " target"]) -> Sum:
-    """The loss of the targets of one row that `weight` selects."""
+    """The loss of the targets of one row that `weight` selects.
+
+    The gradient at a target is its own: it does not depend on which others `weight` selects.
+    """
     if isinstance(objective, Supervised):
         return cross_entropy(output.logp, weight)
-    return clipped_surrogate(
-        output.logp,
-        behaviour_logp(output, row),
-        row.advantage,
-        weight,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-    )
+    behaviour = behaviour_logp(output, row)
+    clip = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
+    match objective.loss:
+        case Clipped():
+            return clipped_surrogate(output.logp, behaviour, row.advantage, weight, **clip)
+        case DualClipped(dual_clip=limit):
+            return dual_clipped_surrogate(output.logp, behaviour, row.advantage, weight, dual_clip=limit, **clip)
+        case Gspo():
+            return gspo_token(output.logp, call_log_ratio(row), row.advantage, weight, **clip)
+        case Cispo():
+            return cispo(output.logp, behaviour, row.advantage, weight, **clip)
+        case Reinforce() as loss:
+            return reinforce(output.logp, _importance(loss, output, behaviour, weight) * row.advantage, weight)
+
+
+def loss_terms(objective: Policy, output: RowOutput, row: Row, weight: Float[Array, " target"]) -> RatioTerms:
+    """Each target's ratio to the sampler, and in `cut` whether the loss's own clip acts on it."""
+    behaviour = behaviour_logp(output, row)
+    clip = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
+    terms = ratio_terms(output.logp, behaviour, row.advantage, weight, **clip)
+    match objective.loss:
+        case Clipped() | DualClipped():
+            return terms
+        case Gspo():
+            ratio = call_log_ratio(row)
+            return terms._replace(cut=ratio_terms(ratio, jnp.zeros_like(ratio), row.advantage, weight, **clip).cut)
+        case Cispo():
+            inside = (terms.ratio >= 1 - objective.clip_low) & (terms.ratio <= 1 + objective.clip_high)
+            return terms._replace(cut=((weight > 0) & ~inside).astype(terms.cut.dtype))
+        case Reinforce() as loss:
+            changed = _importance(loss, output, behaviour, weight) != terms.ratio
+            acts = (weight > 0) & changed & (loss.importance != "none")
+            return terms._replace(cut=acts.astype(terms.cut.dtype))
+
+
+def call_log_ratio(row: Row) -> Float[Array, " target"]:
+    """The log-ratio of each target's call.
+
+    Raises:
+      LossError: the row holds none.
+    """
+    if isinstance(row.call_log_ratio, tuple):
+        raise LossError("row_loss: Gspo needs the ratios of whole calls, and this row has none; use with_call_ratios")
+    return row.call_log_ratio
+
+
+def _importance(
+    loss: Reinforce, output: RowOutput, behaviour: Float[Array, " target"], weight: Float[Array, " target"]
+) -> Float[Array, " target"]:
+    counted = weight > 0
+    log_ratio = masked_log_ratio(output.logp, behaviour, counted)
+    match loss.importance:
+        case "none":
+            return jnp.ones_like(log_ratio)
+        case "truncated":
+            return truncated_importance(log_ratio, counted, limit=loss.limit)
+        case "masked":
+            return masked_importance(log_ratio, counted, low=1 / loss.limit, high=loss.limit)

@@ -25,6 +25,8 @@ class Row(NamedTuple):
     success: Bool[Array, " target"]
     call: Int[Array, " target"]
     rollout: Int[Array, " target"]
+    call_log_ratio: Float[Array, " target"] | tuple[()] = ()
+    """Mean of logp - logp_behaviour over the target's call, nats; not in a packed batch, see `with_call_ratios`."""
 
 
 class RowOutput(NamedTuple):

@@ -8,8 +8,16 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from harnessrl_jax.capo import ACTION, ARGS, CapoState, Conflict, Probe, probe_row
-from harnessrl_jax.losses import Sum, ratio_terms, weighted_sum
-from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, row_loss
+from harnessrl_jax.losses import (
+    ProbabilityMoments,
+    RatioMoments,
+    Sum,
+    masked_log_ratio,
+    probability_moments,
+    ratio_moments,
+    weighted_sum,
+)
+from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, loss_terms, row_loss
 from harnessrl_jax.training.rows import Row, RowOutput
 from harnessrl_jax.trajectories import Role
 
@@ -31,6 +39,8 @@ class Tally(NamedTuple):
     """COUNTS"""
     peaks: Float[Array, " peak"]
     """RATIO_PEAKS"""
+    mismatch: Any
+    """`RatioMoments` and `ProbabilityMoments` of sampler and trainer, each target once; () without a policy."""
     probe: Any
     """CAPO's `Probe`; () where nothing is probed."""
 
@@ -60,13 +70,13 @@ def tally_row(
     output = RowOutput(logp, entropy, output.units)
     used = row.weight > 0
     values, masks = [entropy, logp, jnp.abs(row.advantage)], [used] * len(MEANS)
-    peaks, probe = jnp.zeros(len(RATIO_PEAKS)), ()
+    peaks, mismatch, probe = jnp.zeros(len(RATIO_PEAKS)), (), ()
     if isinstance(objective, Policy):
-        clip = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
         known = jnp.where(row.has_logp, row.weight, 0)
-        terms = ratio_terms(logp, behaviour_logp(output, row), row.advantage, known, **clip)
+        terms = loss_terms(objective, output, row, known)
         values, masks = [*values, *terms], [*masks, *[known > 0] * len(RATIO_MEANS)]
         peaks = jnp.stack([terms.ratio, terms.difference]).max(axis=1, initial=0)
+        mismatch = _mismatch(output, row, known > 0)
         if objective.capo:
             probe = probe_row(output.units, role, probed, phi=objective.capo.phi)
     by_role = jnp.stack([jnp.where(row.role == each, row.weight, 0) for each in LOGGED_ROLES])
@@ -75,16 +85,28 @@ def tally_row(
         means=jax.vmap(weighted_sum)(jnp.stack(values), jnp.stack(masks).astype(jnp.float32)),
         counts=jnp.stack([used, used & (role >= 0), used & ~row.has_logp]).sum(axis=1, dtype=jnp.float32),
         peaks=peaks.astype(jnp.float32),
+        mismatch=mismatch,
         probe=probe,
     )
+
+
+def _mismatch(output: RowOutput, row: Row, known: Bool[Array, " target"]) -> tuple[RatioMoments, ProbabilityMoments]:
+    behaviour, once = behaviour_logp(output, row), known.astype(jnp.float32)
+    moments = ratio_moments(masked_log_ratio(output.logp, behaviour, known), once)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), (moments, probability_moments(output.logp, behaviour, once)))
 
 
 def named_metrics(objective: Objective, tally: Tally) -> dict[str, Array]:
     """The numbers of a step that come from its targets; the constants above name them."""
     policy = isinstance(objective, Policy)
-    metrics = dict(zip(COUNTS[: 3 if policy else 2], tally.counts))
+    metrics: dict[str, Array] = dict(zip(COUNTS[: 3 if policy else 2], tally.counts))
     metrics |= dict(zip(MEANS + RATIO_MEANS, tally.means.mean()))
-    metrics |= dict(zip(RATIO_PEAKS, tally.peaks)) if policy else {}
+    if policy:
+        ratios, probabilities = tally.mismatch
+        correlation, valid = probabilities.correlation()
+        metrics |= dict(zip(RATIO_PEAKS, tally.peaks))
+        metrics |= {"mismatch_effective_share": ratios.effective_share(), "mismatch_chi2": ratios.chi2()}
+        metrics |= {"mismatch_correlation": correlation, "mismatch_correlation_valid": valid}
     losses = tally.role_loss.mean()
     for i, role in enumerate(LOGGED_ROLES):
         metrics |= {f"loss_{role.name.lower()}": losses[i], f"weight_{role.name.lower()}": tally.role_loss.weight[i]}
