@@ -14,9 +14,10 @@ from harnessrl_jax.trajectories.records import Call, Finish, Role, Span
 # What a decoder shows for bytes that are not yet, or never become, a character.
 REPLACEMENT = "\ufffd"
 
-# Bytes of one character that may still be to come, and a window that surely holds more characters than that.
+# Bytes of one character that may still be to come. A window as long as this is halved, unless its later half shows so
+# few characters that a character which is cut at its start could reach to its end.
 _OPEN_BYTES = 3
-_WINDOW_TOKENS = 32
+_WINDOW_TOKENS = 16
 _WINDOW_CHARACTERS = 8
 
 
@@ -108,10 +109,11 @@ def token_characters(
     high = np.zeros(len(output_ids), np.int64)
     before, known, total = 0, "", 0
     for index in range(len(output_ids)):
-        if index - before >= 2 * _WINDOW_TOKENS:
-            shorter = decode(output_ids[index - _WINDOW_TOKENS : index])
+        if index - before >= _WINDOW_TOKENS:
+            middle = (before + index) // 2
+            shorter = decode(output_ids[middle:index])
             if len(shorter) >= _WINDOW_CHARACTERS:
-                before, known = index - _WINDOW_TOKENS, shorter
+                before, known = middle, shorter
         more = decode(output_ids[before : index + 1])
         low[index] = total - min(len(known) - len(known.rstrip(REPLACEMENT)), _OPEN_BYTES)
         total += len(more) - len(known)

@@ -77,6 +77,9 @@ def test_a_harness_with_marks_of_its_own():
         ("find", {"x": "Kenya"}),
         ("stop", {"x": ""}),
     ]
+    given = asked("format='delimited'\nopen='<f='\nbetween='>'\nclose=['</f>']\nserved=true")
+    out = parse_tool_calls('<f=find>{"q": 1}</f>', tool_format(given.tool_calls))
+    assert [(call.name, call.arguments) for call in out.calls] == [("find", '{"q": 1}')]
     assert tool_format(asked("format='react'").tool_calls) is REACT
 
 

@@ -3,7 +3,7 @@ import hypothesis.strategies as st
 import numpy as np
 
 from harnessrl_jax.trajectories import Role, Span, assign_roles, call_roles
-from harnessrl_jax.trajectories.formats import HERMES
+from harnessrl_jax.trajectories.formats import HERMES, FunctionTags
 from harnessrl_jax.trajectories.roles import token_characters
 
 A, G, O = Role.ACTION, Role.ARGS, Role.OTHER
@@ -78,6 +78,23 @@ def test_characters_split_over_tokens():
     out = assign_roles(ids, decode, HERMES)
     assert out.parsed.calls[0].name == "fñ"
     assert out.role.tolist() == [O, A, A, A, G, G, G, O, O]
+
+
+def test_no_arguments_are_no_token():
+    ids, decode = vocabulary(["<function=", "f", "></function>", "<function=g>", "</function>"])
+    assert assign_roles(ids, decode, FunctionTags()).role.tolist() == [O, A, O, A, O]
+
+
+def test_a_token_that_ends_a_name_and_begins_other_arguments_is_action():
+    ids, decode = vocabulary(
+        [
+            '<tool_call>{"arguments": {}, "name": "',
+            'f"}</tool_call><tool_call>{"arguments": {',
+            '}, "name": "g"}</tool_call>',
+        ]
+    )
+    assert assign_roles(ids, decode, HERMES).role.tolist() == [G, A, A]
+    assert assign_roles(ids[:2], decode, HERMES).role.tolist() == [G, A]
 
 
 def test_quoted_tags_are_no_call():

@@ -124,7 +124,7 @@ def call_run(said: Said, start: int, at: int, call: JsonCall, separator: str = "
         yield block._replace(closed=True)
         start = block.span[1]
         at = json_text.skip(text, start)
-        if separator and text.startswith(separator, at):
+        if text.startswith(separator, at):
             at = json_text.skip(text, at + len(separator))
         if not head.match(text, at):
             return

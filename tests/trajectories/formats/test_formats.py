@@ -148,6 +148,8 @@ CODER_CASES = [
     ("<tool_call><function=⟦f⟧></function></tool_call>" * 2, "ok", "", 2),
     ("<tool_call><function=f><parameter=s>1</parameter><parameter=s>2</parameter></function></tool_call>", "malformed"),
     ("<tool_call><function=f><parameter=s>no end</function></tool_call>", "malformed"),
+    ("<tool_call><function=f><parameter=s>a</tool_call></parameter></function></tool_call>", "malformed"),
+    ("<tool_call><function=f><parameter=s>a</tool_call></function></tool_call>", "malformed"),
     ("<tool_call><function=f>text</function></tool_call>", "malformed"),
     ("<tool_call><function=></function></tool_call>", "malformed"),
     ("<tool_call><function=a\nb></function></tool_call>", "malformed"),
@@ -185,6 +187,7 @@ CASES = [
     ),
     (REACT, 'Thought: I look.\nAction: ⟦search⟧\nAction Input: ⟪{"q": 1}⟫', "ok", None, 0),
     (REACT, "Action: ⟦a⟧\nAction Input: ⟪x y⟫\nObservation: z\nAction: ⟦b⟧\nAction Input: ⟪w⟫\n", "ok", None, 0),
+    (REACT, "Action: ⟦a⟧\nAction Input: ⟪x⟫\nAction: ⟦b⟧\nAction Input: ⟪y⟫", "ok", None, 0),
     (REACT, "Action: ⟦a⟧\nAction Input:\nThought: hm\nFinal Answer: 4", "ok", None, 0),
     (REACT, "The Action: a\nAction Input: b", "none", None, 0),
     (REACT, "Action: a\nThought: no\nAction: ⟦b⟧\nAction Input: ⟪w⟫", "malformed", None, 0),
@@ -222,6 +225,21 @@ def test_the_length_limit_wins(case):
     out = parse_tool_calls(text, case[0], finish="length")
     tried = case[2] != "none"
     assert (out.status, out.calls, out.content) == ("truncated" if tried else "none", (), text.strip())
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        (LLAMA3, "<|python_tag|>print(1)"),
+        (LLAMA3, '<|python_tag|>search.call(query="a")'),
+        (REACT, "Action: a\nAction Input: b"),
+        (CONTROL, "<|plan|> a"),
+        (Delimited(open="<f=", between=">", end_closes=True), "<f=a>{}"),
+    ],
+)
+def test_only_the_end_of_a_whole_output_closes_a_block(known, text):
+    assert [block.closed for block in parse_tool_calls(text, known).blocks] == [True]
+    assert not any(block.closed for block in parse_tool_calls(text, known, finish="length").blocks)
 
 
 XML = "<tool_call><function={}>{}</function></tool_call>"
@@ -302,6 +320,11 @@ def test_a_quoted_mark_hides_no_real_one():
     text = '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     out = parse_tool_calls(text, HERMES, control={"<tool_call>": {11}})
     assert (out.status, len(out.calls), out.content) == ("ok", 1, "<tool_call>")
+
+
+def test_a_quoted_mark_hides_none_that_begins_inside_it():
+    known = SpecialTags(tags=(Tag("go", "[[", None),))
+    assert [block.name_span for block in parse_tool_calls("[[[x", known, control={"[[": {1}}).blocks] == [(1, 3)]
 
 
 @pytest.mark.parametrize(
