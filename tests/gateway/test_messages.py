@@ -81,7 +81,11 @@ def test_thinking_comes_back_as_it_was_sampled(thinking_house):
         client.messages.create(**OPTIONS, messages=[*ASK, echo(streamed), more])
         without = {"role": "assistant", "content": "In Kenya."}
         client.messages.create(**OPTIONS, messages=[*ASK, without, more])
+        omitted = echo(streamed)
+        omitted["content"][0]["thinking"] = ""
+        client.messages.create(**OPTIONS, messages=[*ASK, omitted, more])
     calls = h.calls()
+    assert (calls[4].notes["spliced"], calls[4].notes["rewrites"]) == ([calls[1].call.call_id], [])
     assert (calls[2].notes["spliced"], calls[2].notes["rewrites"]) == ([calls[1].call.call_id], [])
     assert (calls[3].notes["spliced"], calls[3].notes["rewrites"]) == ([], ["reasoning"])
     assert "Kenya, I think." not in h.codec.decode(calls[3].call.prompt_ids)

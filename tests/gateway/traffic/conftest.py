@@ -35,6 +35,8 @@ class Recorded(NamedTuple):
     body: dict | None
     failed: bool
     """Whether the server answered with an error then."""
+    in_flight: int
+    """How many others were not answered yet when it came."""
 
 
 def load(name):
@@ -46,7 +48,8 @@ def load(name):
         if body and body.get("tools"):
             body["tools"] = [tools[index] for index in body["tools"]]
         failed = request.get("failed", False)
-        out.append(Recorded(request["method"], request["path"], request["headers"], body, failed))
+        here = (request["method"], request["path"], request["headers"])
+        out.append(Recorded(*here, body, failed, request["in_flight"]))
     return out
 
 
@@ -137,7 +140,7 @@ async def ask(app, method, path, headers, body, *, gone=False):
     return Reply(sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode())
 
 
-def replay(name, codec, sampler, folder, *, failures="refused"):
+def replay(name, codec, sampler, folder, *, failures="refused", together=False):
     """Sends a recording in its order.
 
     Args:
@@ -147,6 +150,7 @@ def replay(name, codec, sampler, folder, *, failures="refused"):
       folder: for the store.
       failures: what became of the requests that failed then: "refused" by the sampler, or "lost", answered to a client
         that had left.
+      together: whether requests overlap where they did.
     """
     requests = load(name)
     with Store(folder / f"{name}.sqlite") as store:
@@ -161,29 +165,44 @@ def replay(name, codec, sampler, folder, *, failures="refused"):
             **{"run_id": "run", "task_id": "t0", "group_id": "g0", "rollout_id": "r0", "attempt": 0},
             **{"harness": name, "trainable_agents": {"agent"}},
         )
-        replies = asyncio.run(_send(app, sampler, requests, failures))
+        replies = asyncio.run(_send(app, sampler, requests, failures, together))
         counts = rollouts.close("run", "r0", 0)
         return Replayed(replies, store.calls("r0", 0), counts)
 
 
-async def _send(app, sampler, requests, failures):
+async def _send(app, sampler, requests, failures, together):
+    """Request by request; with `together`, those that overlapped then overlap again."""
     await sampler.start()
     replies, ours = [], {}
-    for request, said in zip(requests, answers(requests), strict=True):
-        refuse = request.failed and failures == "refused"
-        text = text_of(request, said)
-        sampler.script = _broken if refuse else lambda prompt, text=text: _spelled(sampler.codec, text)
-        body = b"" if request.body is None else json.dumps(request.body).encode()
-        for recorded, known in ours.items():
-            body = body.replace(recorded.encode(), known.encode())
-        headers = request.headers | {"authorization": "Bearer secret"}
-        gone = request.failed and not refuse
-        reply = await ask(app, request.method, "/run/r0/0" + request.path, headers, body, gone=gone)
-        replies.append(reply)
-        recorded = [call["id"] for call in (said or {}).get("tool_calls", ())]
-        if not request.failed and recorded:
-            ours |= zip(recorded, dict.fromkeys(_OUR_ID.findall(reply.text)), strict=True)
+    for wave in _waves(list(zip(requests, answers(requests), strict=True)), together):
+        texts = iter([text_of(request, said) for request, said in wave])
+        refuse = wave[0][0].failed and failures == "refused"
+        sampler.script = _broken if refuse else lambda prompt, texts=texts: _spelled(sampler.codec, next(texts))
+        sent = [_ask_again(app, request, ours, gone=request.failed and not refuse) for request, _ in wave]
+        for (request, said), reply in zip(wave, await asyncio.gather(*sent), strict=True):
+            replies.append(reply)
+            recorded = [call["id"] for call in (said or {}).get("tool_calls", ())]
+            if not request.failed and recorded:
+                ours |= zip(recorded, dict.fromkeys(_OUR_ID.findall(reply.text)), strict=True)
     return replies
+
+
+def _waves(pairs, together):
+    waves = []
+    for pair in pairs:
+        if together and pair[0].in_flight and waves:
+            waves[-1].append(pair)
+        else:
+            waves.append([pair])
+    return waves
+
+
+async def _ask_again(app, request, ours, *, gone):
+    body = b"" if request.body is None else json.dumps(request.body).encode()
+    for recorded, known in ours.items():
+        body = body.replace(recorded.encode(), known.encode())
+    headers = request.headers | {"authorization": "Bearer secret"}
+    return await ask(app, request.method, "/run/r0/0" + request.path, headers, body, gone=gone)
 
 
 def _broken(prompt):
@@ -199,11 +218,11 @@ def _spelled(codec, text):
 
 @pytest.fixture(scope="session")
 def replayed(codec, scripted, tmp_path_factory):
-    """`replayed(name, failures=...)` is what came of one recording, sent through a gateway of its own."""
+    """`replayed(name, ...)` is what came of one recording, sent through a gateway of its own."""
 
     @functools.cache
-    def once(name, failures="refused"):
-        return replay(name, codec, scripted(None), tmp_path_factory.mktemp("replay"), failures=failures)
+    def once(name, **options):
+        return replay(name, codec, scripted(None), tmp_path_factory.mktemp("replay"), **options)
 
     return once
 

@@ -149,6 +149,16 @@ def test_an_answer_that_never_arrived_is_superseded_by_its_retry(replayed, codec
     assert summary(lineage, step.report.targets_used) == expected | EXPECTED[name]["lost"]
 
 
+@pytest.mark.parametrize("name", ["claude-code-subagents", "opencode-subagents"])
+def test_sub_agents_that_run_at_the_same_time_are_kept_apart(replayed, recorded, codec, name):
+    assert any(request.in_flight for request in recorded(name)[0])
+    out = replayed(name, together=True)
+    lineage = lineage_of(out, codec.decode)
+    expected = {key: value for key, value in EXPECTED[name].items() if key != "read"}
+    assert summary(lineage, packed(lineage).report.targets_used) == expected
+    assert [kept.notes["rewrites"] for kept in out.kept] == [[]] * len(out.kept)
+
+
 def test_the_same_recording_gives_the_same_records(replayed, replay_again, tmp_path):
     """Names, seeds and ids depend on nothing but the requests and the run."""
     plain = lambda out: [kept.call.to_json() for kept in out.kept]
