@@ -45,9 +45,11 @@ def serve(config: Config, run_dir: Path, port: int) -> int:
 def instructions(endpoint: Endpoint, run_dir: Path) -> str:
     """How to point a harness at the endpoint."""
     return (
-        "Point any OpenAI-compatible harness here (add /AGENT before /v1 to name its agents):\n"
+        "Point any harness here (add /AGENT to the address, before /v1, to name its agents):\n"
         f"  OPENAI_BASE_URL={endpoint.base_url}/v1\n"
         f"  OPENAI_API_KEY={endpoint.api_key}\n"
+        f"  ANTHROPIC_BASE_URL={endpoint.base_url}\n"
+        f"  ANTHROPIC_API_KEY={endpoint.api_key}\n"
         f"Every call is kept in {run_dir}. Stop with Ctrl-C, then look at them:\n"
         f"  python -m harnessrl_jax.launch inspect {run_dir} --rollout {ROLLOUT}"
     )
