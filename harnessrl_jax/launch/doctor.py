@@ -13,6 +13,9 @@ from rich.text import Text
 from harnessrl_jax.errors import LineageError, StoreError
 from harnessrl_jax.gateway import TextCodec, schema
 from harnessrl_jax.gateway.capture import Reader
+from harnessrl_jax.gateway.dialects import PATHS
+from harnessrl_jax.gateway.exchange import Request
+from harnessrl_jax.gateway.refusal import Refusal
 from harnessrl_jax.gateway.rows import StoredCall
 from harnessrl_jax.gateway.store import ANSWERED
 from harnessrl_jax.launch.kept import locate
@@ -28,12 +31,11 @@ from harnessrl_jax.trajectories.audit import (
     audit_prompt,
 )
 from harnessrl_jax.trajectories.balance import audit_lineage, audit_weights
-from harnessrl_jax.trajectories.roles import OutputRoles
 
 SHOWN = 5
 """Findings of one rule that are printed; the others are counted."""
 
-Reread = Callable[[Call], OutputRoles]
+Reread = Callable[[Call], list[Finding]]
 
 
 class Audit(NamedTuple):
@@ -81,10 +83,27 @@ def audit(target: Path, model: Path | None = None) -> Audit:
 
 
 def _reread(codec: TextCodec | None) -> Reread | None:
+    """Reads a call's sampled ids again, as its request asked for; None without a tokenizer."""
     if codec is None:
         return None
     reader = Reader(codec)
-    return lambda call: reader.roles(call.output_ids.tolist(), "length" if call.finish == "length" else "stop")
+
+    def check(call: Call) -> list[Finding]:
+        request = _request(call)
+        finish = "length" if call.finish == "length" else "stop"
+        roles = reader.roles(call.output_ids.tolist(), finish, () if request is None else request.tools)
+        return audit_parsing(call, roles, served=request is None or request.calls)
+
+    return check
+
+
+def _request(call: Call) -> Request | None:
+    """The request of a call in the gateway's form; None if it came another way, or is no request any more."""
+    dialect = next((dialect for dialect in PATHS.values() if dialect.name == call.dialect), None)
+    try:
+        return None if dialect is None else dialect.parse(call.request)
+    except Refusal:
+        return None
 
 
 def _audit(
@@ -141,7 +160,7 @@ def _group(stored: Sequence[StoredCall], rollouts: Sequence[Rollout], reread: Re
         own = [kept.call for kept in attempt]
         for kept in attempt:
             if reread is not None:
-                out += audit_parsing(kept.call, reread(kept.call))
+                out += reread(kept.call)
             out += audit_prompt(kept.call, kept.notes.get("spliced", ()), own)
         try:
             lineages.append(build_lineage(own))

@@ -91,17 +91,18 @@ def audit_calls(calls: Sequence[Call], rollouts: Sequence[Rollout]) -> list[Find
     return out
 
 
-def audit_parsing(call: Call, roles: OutputRoles) -> list[Finding]:
+def audit_parsing(call: Call, roles: OutputRoles, *, served: bool) -> list[Finding]:
     """Whether a record says of its sampled ids what the parser says.
 
     Args:
       call: the record.
       roles: what `assign_roles` gives for its `output_ids`, the end of turn left out.
+      served: whether the request allowed tool calls; else the harness was handed none.
 
     Returns:
       A finding where tool calls, roles or status differ.
     """
-    said = tuple((block.name, block.arguments) for block in roles.parsed.calls)
+    said = tuple((block.name, block.arguments) for block in roles.parsed.calls) if served else ()
     kept = tuple((tool.name, tool.arguments) for tool in call.tool_calls)
     pairs = (
         ("tool calls", kept, said),

@@ -250,6 +250,15 @@ def test_tool_calls_and_roles_are_those_of_the_sampled_ids(store_path, model, fi
     one(store_path, model, "parse", what)
 
 
+def test_a_request_that_allows_no_tool_call_was_handed_none(store_path, model):
+    body = {"messages": [{"role": "user", "content": "Q"}], "tool_choice": "none"}
+    edit(store_path, "UPDATE calls SET request = ? WHERE call_id = 'a0'", json.dumps(body))
+    seal(store_path)
+    one(store_path, model, "parse", "the sampled ids give ()")
+    change(store_path, "a0", tool_calls=[])
+    assert rules(audit(store_path, model)) == []
+
+
 def test_a_prompt_holds_the_turns_it_claims(store_path, model, calls):
     edit(store_path, "UPDATE calls SET notes = ? WHERE call_id = 'a3'", json.dumps({"spliced": ["nobody"]}))
     one(store_path, model, "prompt", "claims the turn of 'nobody', which is unknown")
