@@ -13,7 +13,7 @@ from harnessrl_jax.trajectories.packing import Item, PackingReport, pack
 from harnessrl_jax.trajectories.records import Call
 from harnessrl_jax.trajectories.rows import PackedBatch
 from harnessrl_jax.trajectories.targets import Targets, build_targets
-from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, ancestor, build_forest
+from harnessrl_jax.trajectories.trees import BIG_ENDIAN, ROOT, PrefixTree, ancestor, build_forest
 
 
 class PackedStep(NamedTuple):
@@ -118,14 +118,18 @@ def _ordered_forest(
     """
     session = [(c.run_id, c.group_id, c.rollout_id, c.attempt, c.session_id) for c, _, _ in credited]
     rank = {name: place for place, name in enumerate(sorted(set(session)))}
-    given = sorted(range(len(credited)), key=lambda place: rank[session[place]])
+    ranks = [rank[name] for name in session]
+    given = sorted(range(len(credited)), key=ranks.__getitem__)
     groups = [list(group) for _, group in itertools.groupby(given, key=lambda place: session[place][:2])]
     tree, leaf, edges = build_forest((_context(credited[place].call) for place in group) for group in groups)
     prompt_end = ancestor(tree, leaf, np.array([len(credited[place].call.prompt_ids) - 1 for place in given])).tolist()
+    nodes = len(tree.token)
 
     def content(index: int) -> tuple[int, bytes, int, int, str]:
-        c, place = credited[given[index]].call, rank[session[given[index]]] * len(tree.token) + prompt_end[index]
-        return place, c.output_ids.astype(">i4").tobytes(), c.seq, c.choice, c.call_id
+        place = given[index]
+        c = credited[place].call
+        output = c.output_ids.astype(BIG_ENDIAN).tobytes()
+        return ranks[place] * nodes + prompt_end[index], output, c.seq, c.choice, c.call_id
 
     order = sorted(range(len(given)), key=content)
     return tree, leaf[order], edges, [credited[given[index]] for index in order]
@@ -133,7 +137,7 @@ def _ordered_forest(
 
 def _context(call: Call) -> Int[np.ndarray, " token"]:
     """What the call's targets condition on: all but its last token."""
-    return np.concatenate((call.prompt_ids, call.output_ids[:-1]), dtype=">i4")
+    return np.concatenate((call.prompt_ids, call.output_ids[:-1]), dtype=BIG_ENDIAN)
 
 
 def _split(tree: PrefixTree, targets: Targets, edges: Int32[np.ndarray, " edge"]) -> Iterator[Item]:

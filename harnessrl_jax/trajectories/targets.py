@@ -70,22 +70,21 @@ def build_targets(
     size = np.array([len(call.output_ids) for call in records], np.int64)
     prompt = np.array([len(call.prompt_ids) for call in records], np.int64)
     source = path_ranges(tree, leaf, prompt - 1, prompt - 1 + size)
-    place = np.repeat(np.arange(len(calls)), size)
+    order = np.argsort(source, kind="stable")
+    place = np.repeat(np.arange(len(calls)), size)[order]
     rollout = np.asarray(rollout_number, np.int32)[place]
-    targets = Targets(
-        source=source,
-        token=_joined([call.output_ids for call in records], np.int32),
-        logp_behaviour=_joined([_logps(call) for call in records], np.float32),
+    return Targets(
+        source=source[order],
+        token=_joined([call.output_ids for call in records], np.int32)[order],
+        logp_behaviour=_joined([_logps(call) for call in records], np.float32)[order],
         has_logp=np.array([call.logps is not None for call in records], np.bool_)[place],
         advantage=np.array([item.advantage for item in calls], np.float32)[place],
-        role=_roles(records, size),
+        role=_roles(records, size)[order],
         weight=loss_weights(rollout, loss_mean, call=place, prompt=_prompts(records)[place]),
         success=np.array([item.success for item in calls], np.bool_)[place],
         call=np.asarray(call_number, np.int32)[place],
         rollout=rollout,
     )
-    order = np.argsort(source, kind="stable")
-    return Targets(*(field[order] for field in targets))
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:

@@ -10,6 +10,9 @@ from harnessrl_jax.errors import PackingError
 
 ROOT = -1
 
+# Ids in the byte order in which bytes sort like ids.
+BIG_ENDIAN = np.dtype(">i4")
+
 
 class PrefixTree(NamedTuple):
     """Token sequences that share prefixes, each shared token stored once.
@@ -84,7 +87,7 @@ def build_forest(
             nodes += length[-1] - same
             before = key
         edges.append(nodes)
-    token = np.frombuffer(b"".join(new), ">i4").astype(np.int32)
+    token = np.frombuffer(b"".join(new), BIG_ENDIAN).astype(np.int32)
     if token.size and token.min() < 0:
         raise PackingError(f"build: token id {token.min()} is negative. Ids run from 0 to 2**31 - 1.")
     parent, depth, subtree_end, last = _links(shared, length, len(token))
@@ -134,7 +137,7 @@ def path_ranges(
     if not len(query):
         return np.zeros(0, np.int32)
     first_out = (np.cumsum(size) - high)[query]  # a node of depth d stands at first_out + d
-    tops = np.flatnonzero(tree.parent[1:] != np.arange(len(tree.parent) - 1)) + 1
+    tops = np.flatnonzero(tree.parent[1:] != np.arange(len(tree.parent) - 1, dtype=np.int32)) + 1
     tops = np.concatenate([np.zeros(1, np.int64), tops])
     place: list[Int[np.ndarray, " range"]] = []
     shift: list[Int[np.ndarray, " range"]] = []
@@ -180,10 +183,12 @@ def ancestor(
 def _key(sequence: Int[np.ndarray, " token"]) -> bytes:
     """Big-endian bytes, which sort like the ids."""
     array = np.asarray(sequence)
-    wide = array.dtype.kind != "i" or array.dtype.itemsize > 4
-    if wide and array.size and (array.dtype.kind not in "iu" or array.max() >= 2**31 or array.min() < 0):
+    if array.dtype == BIG_ENDIAN:
+        return array.tobytes()
+    wide = array.dtype != np.int32 and array.size > 0
+    if wide and (array.dtype.kind not in "iu" or array.max() >= 2**31 or array.min() < 0):
         raise PackingError(f"build: got ids of type {array.dtype}, {array[:3]} ...; wanted integers below 2**31.")
-    return array.astype(">i4", copy=False).tobytes()
+    return array.astype(BIG_ENDIAN).tobytes()
 
 
 def _common_tokens(before: bytes, key: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, PackedBatch, pack_groups
+from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, PackedBatch, group_trees, pack
 
 RAW = LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
 
@@ -215,13 +215,6 @@ def fill(parts: list[tuple], row_slots: int, row_targets: int, max_rows: int) ->
     return PackedBatch(*ints, *(np.array(field, kind) for field, kind in zip(target_fields[2:], kinds, strict=True)))
 
 
-def dictionary_rows(credited: CreditedCalls, row_slots: int, row_targets: int, max_rows: int) -> PackedBatch:
-    """The whole job with dictionaries and lists."""
-    roots = insert(credited)
-    parts = [part for root in roots.values() for part in cut(flatten(root), row_slots, row_targets)]
-    return fill(parts, row_slots, row_targets, max_rows)
-
-
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
@@ -247,37 +240,43 @@ def trained(batch: PackedBatch) -> list[tuple[int, int, float]]:
 
 
 def measure(name: str, shape: Shape, groups: int, times: int) -> None:
-    """Prints one line."""
+    """Prints one line: milliseconds of ours, and how many times as long the dictionaries take."""
     credited = credited_calls(shape, groups)
     tokens = sum(len(item.call.prompt_ids) + len(item.call.output_ids) for item in credited.calls)
-    row = {"row_slots": 16384, "row_targets": 8192, "max_rows": 16 * groups}
-    step = pack_groups(credited, loss_mean="rollout", **row)
-    row["max_rows"] = step.report.rows_used + 1
-    assert trained(step.batch) == trained(dictionary_rows(credited, **row)), "the two sides train different tokens"
+    row = {"row_slots": 32768, "row_targets": 16384}
+    trees = group_trees(credited, loss_mean="rollout", row_slots=row["row_slots"])
+    batch, report = pack(trees.items, **row, max_rows=16 * groups)
+    row["max_rows"] = report.rows_used + 1  # the parts of the dictionaries may need one row more
+    tries = [flatten(root) for root in insert(credited).values()]
+    rows = lambda: fill([part for trie in tries for part in cut(trie, row["row_slots"], row["row_targets"])], **row)
+    assert trained(batch) == trained(rows()), "the two sides train different tokens"
     seconds = cpu_seconds(
         {
-            "ours": lambda: pack_groups(credited, loss_mean="rollout", **row),
+            "trees": lambda: group_trees(credited, loss_mean="rollout", row_slots=row["row_slots"]),
             "insertion": lambda: insert(credited),
-            "dictionaries": lambda: dictionary_rows(credited, **row),
+            "tries": lambda: [flatten(root) for root in insert(credited).values()],
+            "rows": lambda: pack(trees.items, **row),
+            "trie rows": rows,
         },
         times,
     )
-    report = step.report
-    ours, trie, insertion = (1e3 * seconds[side] for side in ("ours", "dictionaries", "insertion"))
-    print(f"{name}: {tokens} call tokens of {len(credited.calls)} calls, {report.tree_slots} tree tokens")
+    build, insertion, tries_s, fill_s, trie_rows = (1e3 * second for second in seconds.values())
+    ours, theirs = build + fill_s, tries_s + trie_rows
     print(
-        f"  rows {ours:.1f} ms ({1e6 * ours / tokens:.1f} ns a call token); dictionary trie {trie:.0f} ms, "
-        f"{trie / ours:.1f} times as long; its insertion alone {insertion:.0f} ms, {insertion / ours:.1f} times as "
-        f"long; fill {report.fill:.2f}, reuse {report.reuse:.2f}"
+        f"{name:32s} {tokens:8d} {len(credited.calls):6d} {report.reuse:6.1f} {report.fill:5.2f} |"
+        f" {build:7.1f} {fill_s:7.1f} {1e6 * ours / tokens:7.1f} |"
+        f" {tries_s / build:6.1f} {trie_rows / fill_s:6.1f} {theirs / ours:6.1f} {insertion / ours:6.1f}"
     )
 
 
 def main() -> None:
     """Measures the shapes at about a million call tokens, and one shape at growing sizes."""
+    print(" " * 33 + "          call                  |      ours: milliseconds | dictionary trie, times as long")
+    print(f"{'':32s}   tokens  calls  reuse  fill |   trees    rows ns/token |  trees   rows    all  insertion alone")
     for name, (shape, groups) in SHAPES.items():
         measure(name, shape, groups, times=5)
     for groups, times in ((1, 15), (4, 9), (16, 5), (60, 3)):
-        measure(f"chat with tools x{groups}", CHAT, groups, times)
+        measure(f"chat with tools, {groups} groups", CHAT, groups, times)
 
 
 if __name__ == "__main__":
