@@ -4,8 +4,11 @@
 change, so that it can be sent at once.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from harnessrl_jax.sampler.protocol import Sample
 from harnessrl_jax.trajectories.roles import REPLACEMENT, token_characters
@@ -93,16 +96,10 @@ def cut_at_stop(
         return sample, None
     end, at, stop = min(ends)
     size = int((high < end).sum()) + 1
-    keep = lambda values: None if values is None else values[:size]
-    cut = Sample(
-        output_ids=sample.output_ids[:size],
-        logps=keep(sample.logps),
-        logp_kind=sample.logp_kind,
-        versions=sample.versions[:size],
-        finish="stop",
-        raw_logps=keep(sample.raw_logps),
-        survival=keep(sample.survival),
-    )
+    # Every array of a sample has one entry per token.
+    values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    shorter = {name: value[:size] for name, value in values.items() if isinstance(value, np.ndarray)}
+    cut = dataclasses.replace(sample, **shorter, finish="stop")
     return cut, Stop(stop, text[at : int(high[size - 1])])
 
 
