@@ -71,6 +71,10 @@ def first_fit(sizes: Sequence[Size], buckets: Sequence[Bucket]) -> list[FittedRo
     Returns:
       The rows in the order in which they were opened.
 
+    Example:
+      >>> first_fit([Size(2, 1), Size(5, 1), Size(3, 1)], [Bucket(4, 8, 1), Bucket(8, 8, 1)])
+      [FittedRow(bucket=1, members=[1, 2]), FittedRow(bucket=0, members=[0])]
+
     References:
       Friesen and Langston 1986, "Variable sized bin packing": first-fit into large bins, each then shrunk.
     """

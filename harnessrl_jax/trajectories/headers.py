@@ -76,6 +76,10 @@ def attribution(headers: Mapping[str, str]) -> dict[str, str]:
 
     Returns:
       The headers to keep with the call.
+
+    Example:
+      >>> attribution({"Authorization": "Bearer x", "X-Claude-Code-Session-Id": "s"})
+      {'x-claude-code-session-id': 's'}
     """
     lower = {name.lower(): value for name, value in headers.items()}
     kept = {name: lower[name] for name in KEPT if name in lower}

@@ -58,6 +58,11 @@ def read_request(body: str) -> Asked | None:
 
     Returns:
       What it asks; None if it is not a request of a known dialect.
+
+    Example:
+      >>> asked = read_request('{"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}')
+      >>> asked.instructions, [(turn.role, turn.text) for turn in asked.messages]
+      ('Be brief.', [('user', 'Hi')])
     """
     data = json_object(body)
     items = data.get("messages", data.get("input"))

@@ -61,6 +61,13 @@ def assign_roles(
     Returns:
       Role of each token, the spans for the record, and the parsed calls.
 
+    Example:
+      >>> from harnessrl_jax.trajectories.formats import HERMES
+      >>> said = '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
+      >>> read = assign_roles([ord(letter) for letter in said], lambda ids: "".join(map(chr, ids)), HERMES)
+      >>> [(span.role.name, said[span.start : span.end]) for span in read.spans]
+      [('ACTION', 'find'), ('ARGS', '{}')]
+
     References:
       Masks from the sampled ids by character overlap, straddling tokens to the action: Harness-RL's published
       re-implementation; unreadable output kept and trained.
@@ -104,6 +111,11 @@ def token_characters(
 
     Returns:
       The text, first character and one past the last character of each token.
+
+    Example:
+      >>> text, low, high = token_characters([0, 1], lambda ids: "".join(["ab", "c"][i] for i in ids))
+      >>> text, low.tolist(), high.tolist()
+      ('abc', [0, 2], [2, 3])
     """
     low = np.zeros(len(output_ids), np.int64)
     high = np.zeros(len(output_ids), np.int64)

@@ -48,6 +48,11 @@ def build(sequences: Iterable[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, I
 
     Raises:
       PackingError: a sequence is not of integers in that range.
+
+    Example:
+      >>> tree, leaf = build([[1, 2, 3], [1, 2, 4], [1]])
+      >>> tree.token.tolist(), tree.parent.tolist(), leaf.tolist()
+      ([1, 2, 3, 4], [-1, 0, 1, 1], [2, 3, 0])
     """
     tree, leaf, _ = build_forest([sequences])
     return tree, leaf
@@ -97,7 +102,12 @@ def build_forest(
 
 
 def path(tree: PrefixTree, leaf: int) -> Int32[np.ndarray, " depth"]:
-    """Nodes from the root down to `leaf`, both included; empty for `ROOT`."""
+    """Nodes from the root down to `leaf`, both included; empty for `ROOT`.
+
+    >>> tree, leaf = build([[1, 2, 3], [1, 2, 4]])
+    >>> tree.token[path(tree, leaf[1])].tolist()
+    [1, 2, 4]
+    """
     if leaf == ROOT:
         return np.zeros(0, np.int32)
     if not 0 <= leaf < len(tree.token):
@@ -172,6 +182,11 @@ def ancestor(
 
     Raises:
       PackingError: a depth below the node.
+
+    Example:
+      >>> tree, leaf = build([[1, 2, 3], [1, 2, 4]])
+      >>> ancestor(tree, leaf, np.array([1, -1])).tolist()
+      [1, -1]
     """
     depth = np.asarray(depth, np.int64)
     out = np.full(len(depth), ROOT, np.int32)
