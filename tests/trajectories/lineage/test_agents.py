@@ -71,6 +71,22 @@ def test_a_header_names_the_waiting_parent_where_nothing_is_quoted(wire, toy):
     assert (place.opened_by, place.evidence[0].kind) == ("m1", "harness_header")
 
 
+def test_of_two_calls_that_ask_for_the_same_the_later_is_the_opener(wire, toy):
+    made = [("k1", "task", f'{{"prompt": "{SUB}"}}')]
+    wire.ask("m1", toy.chat("Lead.", ("task",)).body("First question?"), "", made)
+    wire.ask("m2", toy.chat("Lead.", ("task",)).body("Second question?"), "", made)
+    wire.ask("a1", toy.chat("Work.").body(SUB), "Paris.")
+    assert wire.places()["a1"].opened_by == "m2"
+
+
+def test_a_call_that_has_its_results_opens_nothing_more(wire, toy):
+    chat, made = toy.chat("Lead.", ("task",)), [("k1", "task", f'{{"prompt": "{SUB}"}}')]
+    wire.ask("m1", chat.body("Capital?"), "", made)
+    wire.ask("m2", chat.body("Capital?", toy.said("", *made), toy.result("k1", "Paris.")), "Paris.")
+    wire.ask("a1", toy.chat("Work.").body(SUB), "Paris.")
+    assert wire.places()["a1"].opened_by is None
+
+
 def test_the_same_answer_of_two_sub_agents_is_not_confused(wire, toy):
     worker = toy.chat("Work.", ("bash",))
     wire.ask("a1", worker.body(SUB), "On it.", headers=claude("a1"))

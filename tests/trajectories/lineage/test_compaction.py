@@ -131,6 +131,16 @@ def test_an_edited_history_that_holds_an_answer_is_no_compaction(wire, toy):
     assert (place.link, place.parent_call_id, place.fork.from_call_id) == ("rewrites", "m1", "m2")
 
 
+def test_a_window_that_slides_over_the_history_is_no_compaction(wire, toy):
+    chat, history = start(wire, toy)
+    wire.ask("m3", chat.body(*history, "What is next?"), "The lexer is to be looked at.")
+    wire.ask("m4", chat.body("What is next?", toy.said("The lexer is to be looked at."), "Go."), "Done.")
+    place = wire.places()["m4"]
+    assert (place.link, place.session, place.fork.from_call_id, place.fork.category) == (
+        "rewrites", "m1", "m3", "dropped",
+    )  # fmt: skip
+
+
 def test_a_new_window_is_not_read_into_other_threads(wire, toy):
     chat = toy.chat("You code.", ("bash",))
     wire.ask("m1", chat.body("env", TASK), "One.", **codex(0))
