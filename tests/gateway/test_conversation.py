@@ -1,5 +1,6 @@
 """Echoed turns come back as the ids that were sampled; everything else is the canonical render."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 import harnessrl_jax
 from harnessrl_jax.gateway.conversation import build_prompt
+from harnessrl_jax.gateway.exchange import TURN
 from harnessrl_jax.gateway.template import ChatTemplate
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.gateway.turns import Turn, Turns, same_json
@@ -168,6 +170,20 @@ def test_a_rewritten_turn_is_text_and_counted(both, message, reason):
     result = build_prompt(both, turns, "s", messages, TOOLS)
     assert result.ids == both.prompt(messages, TOOLS)
     assert (result.spliced, result.rewrites) == ((), (reason,))
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("reasoning", ["Kenya. ", "Peru.", "", None])
+def test_a_turn_without_its_reasoning_is_another(both, reasoning, calls, named):
+    called = [CALL] if calls else []
+    sampled = dataclasses.replace(turn(both, first_prompt(both), (7, CLOSE), "Look.", called), reasoning="Kenya.")
+    message = said("Look.", [echoed(CALL.id, CALL.name, {"q": 1})] if calls else ())
+    message |= {} if reasoning is None else {"reasoning_content": reasoning}
+    message |= {TURN: "c0"} if named else {}
+    result = build_prompt(both, known(sampled), "s", [SYSTEM, ASK, message, MORE], TOOLS)
+    back = reasoning == "Kenya. " or (reasoning == "" and named)
+    assert (result.spliced, result.rewrites) == ((("c0",), ()) if back else ((), ("reasoning",)))
 
 
 def test_equal_content_is_told_apart_by_what_stood_before(both):
