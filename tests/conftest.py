@@ -1,11 +1,16 @@
 """A strict house: eight virtual devices, no silent rank promotion, reproducible property tests."""
 
 import os
+import signal
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would every process that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
