@@ -43,12 +43,11 @@ def test_text_arrives_while_it_is_sampled_and_the_end_waits_for_the_disk(house, 
     go = asyncio.Event()
 
     async def pace():
-        if len(heard) == 0 or go.is_set():
-            await asyncio.sleep(0)
-        while heard and not go.is_set():
+        paced.append(None)
+        while len(paced) > 3 and not go.is_set():
             await asyncio.sleep(0.01)
 
-    heard = []
+    heard, paced = [], []
     h.sampler.pace = pace
 
     async def run():
