@@ -154,11 +154,10 @@ class _Walk:
             return None
         self._read_fresh()
         own, everyone = self._of(number)
-        source, claim = own.find(asked), self._known.said[number]
+        source = own.find(asked)
         if source is None:
             source = self._echoed(number, asked)
-        # A header that calls it a sub-agent outweighs the messages it was given.
-        elsewhere = source is None and (claim is None or not claim.subagent)
+        elsewhere = source is None
         if elsewhere:
             source = everyone.find(asked)
         if source is None:

@@ -143,6 +143,32 @@ def test_a_handoff_between_named_agents_is_one(wire, toy):
     assert (place.link, place.fork.from_call_id, place.session, str(place.agent)) == ("handoff", "a", "b", "expert")
 
 
+def test_another_agent_that_reads_the_same_messages_has_a_conversation_of_its_own(wire, toy):
+    chat, made = toy.chat("Answer.", ("search",)), ("k1", "search", "{}")
+    wire.ask("a", chat.body("Capital?"), "", [made])
+    wire.ask("b", chat.body("Capital?", toy.said("", made), toy.result("k1", "ok")), "Paris.", agent="expert")
+    place = wire.places()["b"]
+    assert (place.link, place.fork, place.session) == ("opens", None, "b")
+
+
+def test_an_agent_that_a_header_names_hands_nothing_over_to_itself(wire, toy):
+    made = ("k1", "plan", "{}")
+    wire.ask("a", toy.chat("Make a plan.", ("plan",)).body("Capital?"), "", [made], headers=CLAUDE)
+    body = toy.chat("Now carry it out.", ("bash",)).body("Capital?", toy.said("", made), toy.result("k1", "ok"))
+    wire.ask("b", body, "Paris.", headers=CLAUDE)
+    place = wire.places()["b"]
+    assert (place.link, place.fork.category, place.session) == ("rewrites", "instructions", "a")
+
+
+def test_branches_that_run_side_by_side_are_no_changed_history(wire, toy):
+    chat, made = toy.chat("Answer.", ("search",)), ("k1", "search", "{}")
+    wire.ask("a", chat.body("Capital?"), "", [made])
+    for seq in (1, 2, 3):
+        body = chat.body("Capital?", toy.said("", made), toy.result("k1", f"result {seq}"))
+        wire.ask(f"b{seq}", body, f"It is answer {seq}, I think.")
+    assert [(place.link, place.parent_call_id) for place in wire.places().values()][1:] == [("extends", "a")] * 3
+
+
 def test_a_sub_agent_that_inherits_the_history_is_no_handoff(wire, toy):
     made = ("k1", "task", '{"prompt": "Look at the river."}')
     wire.ask("a", toy.chat("Lead.", ("task",)).body("Capital?"), "", [made], headers=CLAUDE)

@@ -199,6 +199,12 @@ def test_an_opener_nobody_knows_is_noted(make_call):
     )
 
 
+def test_no_call_is_opened_by_a_later_one(make_call):
+    calls = [make_call("a", [1], [2], parent_call_id="b"), make_call("b", [3], [4], seq=1, agent="sub")]
+    assert build_lineage(calls).calls[0].opened_by is None
+    assert evidence(calls, "a") == "names the later call b as its opener"
+
+
 def test_a_rewrite_is_compared_with_the_nearest_history(make_call):
     calls = [
         make_call("a", [1, 7, 7, 7], [2], seq=0),
