@@ -42,10 +42,9 @@ def advantage_weighted_regression(
       Peng et al. 2019, algorithm 1, https://arxiv.org/abs/1910.00177
     """
     _positive("advantage_weighted_regression", temperature=temperature, limit=limit)
-    counted = weight > 0
-    credit = jnp.where(counted, lax.stop_gradient(advantage), 0)
+    credit = jnp.where(weight > 0, lax.stop_gradient(advantage), 0)
     factor = jnp.exp(jnp.minimum(credit / temperature, math.log(limit)))
-    return weighted_sum(-factor * jnp.where(counted, logp, 0), weight)
+    return weighted_sum(-factor * logp, weight)
 
 
 def linear_baseline(

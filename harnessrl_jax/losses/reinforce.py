@@ -29,9 +29,8 @@ def reinforce(
     References:
       Williams 1992, https://doi.org/10.1007/BF00992696
     """
-    counted = weight > 0
-    credit = jnp.where(counted, lax.stop_gradient(advantage), 0)
-    return weighted_sum(-credit * jnp.where(counted, logp, 0), weight)
+    credit = jnp.where(weight > 0, lax.stop_gradient(advantage), 0)
+    return weighted_sum(-credit * logp, weight)
 
 
 def cispo(
@@ -64,6 +63,7 @@ def cispo(
     References:
       MiniMax 2025, eq. 4 and 5, https://arxiv.org/abs/2506.13585
     """
-    ratio = jnp.exp(masked_log_ratio(lax.stop_gradient(logp), logp_behaviour, weight > 0))
+    ratio = jnp.exp(masked_log_ratio(logp, logp_behaviour, weight > 0))
     importance = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    # A factor of the advantage carries no gradient.
     return reinforce(logp, importance * advantage, weight)

@@ -100,11 +100,11 @@ LOSSES = {
 }
 
 
-ROWS = 3
+ROWS = 8
 
 
 def rows():
-    """x, other and advantage of three rows."""
+    """x, other and advantage; enough rows to meet every corner."""
     rng = np.random.default_rng(0)
     other = rng.uniform(-3, -1, (ROWS, 6))
     # |log ρ| far from the clips' corners, where no derivative exists.

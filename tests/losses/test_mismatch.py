@@ -65,6 +65,14 @@ def test_the_correlation_is_that_of_numpy_also_where_it_is_close_to_1(spread):
     np.testing.assert_allclose(1 - got, 1 - want, rtol=0.02, atol=2e-7)
 
 
+def test_a_constant_difference_does_not_lower_the_correlation():
+    ours = np.array([0.9, 0.3, 0.6])
+    for theirs, want in ((ours - 0.2, 1), (0.5 * ours, 1), (1 - ours, -1)):
+        value, valid = correlation(np.log(ours), np.log(theirs), np.ones(3))
+        assert valid
+        np.testing.assert_allclose(value, want, atol=1e-5)
+
+
 def test_parts_add_and_masked_values_are_never_read():
     weight = np.random.default_rng(2).integers(0, 3, 40).astype(np.float32)
     row = probabilities(1, 0.9, size=40)
