@@ -56,7 +56,8 @@ def test_a_config_cannot_be_changed():
         ("seed = '3'", r"f\.toml: seed: Input should be a valid integer, got '3'\."),
         ("[algorithm]\nclip_low = 1.5\nkind = 'policy'", r"algorithm\.clip_low: Input should be less than 1, got 1\.5"),
         (
-            "[algorithm]\nkind = 'supervised'\nrollouts = 1\n[packing]\nrow_slots = 64\n[behaviour]\ncontext_tokens = 65",
+            "[algorithm]\nkind = 'supervised'\nrollouts = 1\n[packing]\nrow_slots = 64\n"
+            "[behaviour]\ncontext_tokens = 65",
             r"packing\.row_slots = 64 must be at least behaviour\.context_tokens = 65",
         ),
         ("[algorithm]\nloss = 'gspo'\nclip_low = 3e-4\nkind = 'policy'", r"give clip_low and clip_high, 3e-4 and 4e-4"),

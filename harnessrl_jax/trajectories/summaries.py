@@ -73,8 +73,8 @@ def quoted_summary(
 
     A quoted answer is a summary of a conversation if what it answered is not repeated with it, and if it either belongs
     to that conversation, of which then no more is left than it had read, or was asked with other instructions or tools
-    about it: by the name of the session, or because its own prompt quotes the conversation. The last needs several calls
-    to sum up: agents that pass single answers on to each other sum nothing up.
+    about it: by the name of the session, or because its own prompt quotes the conversation. The last needs several
+    calls to sum up: agents that pass single answers on to each other sum nothing up.
 
     Args:
       number: of the call.
