@@ -10,6 +10,7 @@ from harnessrl_jax.trajectories.credit import (
     process_by_call_index,
     supervised_calls,
 )
+from harnessrl_jax.trajectories.evidence import Agent, Evidence, Fork
 from harnessrl_jax.trajectories.fitting import Bucket
 from harnessrl_jax.trajectories.formats import Schemas, ToolBlock, ToolFormat, format_of_template
 from harnessrl_jax.trajectories.grouping import GroupTrees, PackedStep, group_trees, pack_groups
@@ -24,11 +25,14 @@ from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, ancestor, build, 
 
 __all__ = [
     "ROOT",
+    "Agent",
     "Bucket",
     "Call",
     "CreditedCall",
     "CreditedCalls",
     "Drop",
+    "Evidence",
+    "Fork",
     "GroupTrees",
     "Lineage",
     "LinkedCall",
