@@ -38,7 +38,8 @@ def test_outputs_are_those_of_the_source_slot(toy, params, collect_units):
         np.testing.assert_allclose(out.logp[i], every[source, target], rtol=1e-5)
         np.testing.assert_allclose(out.entropy[i], -(np.exp(every[source]) * every[source]).sum(), rtol=1e-5)
         for layer, got in zip(units, out.units):
-            np.testing.assert_allclose(got[i], layer[source], rtol=1e-5)
+            # Two programs round sums of terms of order 0.1 differently; what cancels there is known to 1e-7 only.
+            np.testing.assert_allclose(got[i], layer[source], rtol=1e-5, atol=1e-6)
     assert len(out.units) == (2 if collect_units else 0)
 
 
