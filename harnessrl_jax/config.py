@@ -207,14 +207,15 @@ class Policy(Section):
     """`reinforce`: weight of each token for how the sampler's policy differs from the trainer's, cut off at
     `importance_limit`, or 0 outside [1 / `importance_limit`, `importance_limit`]."""
     importance_limit: float = Field(default=2.0, gt=1.0)
-    routing: Literal["none", "vjp", "reference"] = "vjp"
-    """`none` is the plain gradient. `vjp` and `reference` are two equal forms of CAPO; `reference` is slower."""
-    score: Literal["contrast", "raw"] = "contrast"
+    routing: Literal["none", "vjp", "fused", "reference", "position_local"] = "vjp"
+    """`none` is the plain gradient. `vjp`, `fused` and `reference` are equal forms of CAPO: `vjp` measures conflict,
+    `fused` is faster and smaller, `reference` the definition. `position_local` is a cheap approximation."""
+    score: Literal["contrast", "raw", "entropy"] = "contrast"
     top_fraction: float = Field(default=0.25, gt=0.0, le=1.0)
     """Units of a layer in each role's partition."""
     hysteresis: float = Field(default=1.1, ge=1.0)
     """A unit stays in a partition while it ranks in the top `hysteresis` x the partition's size."""
-    statistic: Literal["relu", "abs"] = "relu"
+    statistic: Literal["relu", "up_relu", "abs", "fire"] = "relu"
     """What is averaged over a unit's activations."""
     include_gate: bool = True
     """Whether a unit owns its column of the gate projection too."""
@@ -224,11 +225,18 @@ class Policy(Section):
     """Parameters outside the MLP: frozen, or trained by the sum of both roles' gradients."""
     denominator: Literal["role", "shared"] = "role"
     """`role`: each role's loss is its own mean. `shared`: both are divided by the weight of all tokens."""
+    shared: Literal["sum", "pcgrad", "cagrad", "drop_smaller"] = "sum"
+    """How units of both partitions add the two gradients; all but `sum` need `routing = "vjp"`."""
+    cagrad: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """c of `shared = "cagrad"`."""
+    warmup: Literal["train", "probe"] = "train"
+    """Steps before the first partition train every parameter, or none: their rollouts are then only probed."""
     warmup_steps: int = Field(default=20, ge=0)
-    """Plain steps before the first partition, unless `warmup_rollouts` is reached earlier."""
+    """Steps before the first partition, unless `warmup_rollouts` is reached earlier."""
     warmup_rollouts: int = Field(default=64, ge=1)
     """Probed successful rollouts after which warm-up may end."""
-    refresh_steps: int = Field(default=20, ge=1)
+    refresh_steps: int = Field(default=20, ge=0)
+    """Steps between two partitions; 0 keeps the first."""
     ema: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay per step of the activation statistics."""
 

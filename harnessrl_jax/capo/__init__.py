@@ -6,46 +6,85 @@ gradient to its own units only. Everything here is a pure function of arrays and
 a `UnitMap` can name.
 """
 
+from harnessrl_jax.capo.agreement import assert_same_partition
 from harnessrl_jax.capo.conflict import Conflict, conflict
-from harnessrl_jax.capo.partition import contrast_scores, partition, raw_scores
-from harnessrl_jax.capo.probe import Probe, absolute, probe_row, probe_targets, relu
+from harnessrl_jax.capo.families import adapter_units, decoder_units, head_units, layer_units, lora_units
+from harnessrl_jax.capo.fused import fused_gradient, position_local
+from harnessrl_jax.capo.partition import contrast_scores, entropy_scores, partition, random_partition, raw_scores
+from harnessrl_jax.capo.probe import (
+    ABSOLUTE,
+    FIRE,
+    POSITIVE_SHARE,
+    RELU,
+    UP_RELU,
+    ExpertUnits,
+    Probe,
+    Statistic,
+    head_norm,
+    probe_row,
+    probe_targets,
+)
 from harnessrl_jax.capo.roles import ACTION, ARGS, UNGATED, gradient_roles
 from harnessrl_jax.capo.routing import RoleMasks, everything, reference_gradient, role_gradients, role_masks, route
-from harnessrl_jax.capo.schedule import CapoState, advance, init_capo
-from harnessrl_jax.capo.settings import Capo
-from harnessrl_jax.capo.units import UnitMap, UnitSlice, decoder_units, expand, unit_products
-from harnessrl_jax.capo.updates import forget_moments, freeze_outside
+from harnessrl_jax.capo.schedule import CapoState, advance, fixed_partition, init_capo
+from harnessrl_jax.capo.settings import Capo, default, reproduction
+from harnessrl_jax.capo.shared import scaled, shared_factors
+from harnessrl_jax.capo.units import UnitMap, UnitSlice, Whole, expand, unit_products
+from harnessrl_jax.capo.updates import UnitFactors, forget_moments, freeze_outside, routed_updates
 
 __all__ = [
+    "ABSOLUTE",
     "ACTION",
     "ARGS",
+    "FIRE",
+    "POSITIVE_SHARE",
+    "RELU",
     "UNGATED",
+    "UP_RELU",
     "Capo",
     "CapoState",
     "Conflict",
+    "ExpertUnits",
     "Probe",
     "RoleMasks",
+    "Statistic",
+    "UnitFactors",
     "UnitMap",
     "UnitSlice",
-    "absolute",
+    "Whole",
+    "adapter_units",
     "advance",
+    "assert_same_partition",
     "conflict",
     "contrast_scores",
     "decoder_units",
+    "default",
+    "entropy_scores",
     "everything",
     "expand",
+    "fixed_partition",
     "forget_moments",
     "freeze_outside",
+    "fused_gradient",
     "gradient_roles",
+    "head_norm",
+    "head_units",
     "init_capo",
+    "layer_units",
+    "lora_units",
     "partition",
+    "position_local",
     "probe_row",
     "probe_targets",
+    "random_partition",
     "raw_scores",
     "reference_gradient",
-    "relu",
+    "reproduction",
     "role_gradients",
     "role_masks",
     "route",
+    "routed_updates",
+    "scaled",
+    "shared_factors",
     "unit_products",
 ]

@@ -3,11 +3,13 @@
 import math
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 Statistic = Float[Array, "role layer unit"]
 UnitMask = Bool[Array, "role layer unit"]
+Score = Literal["raw", "contrast", "entropy"]
 
 
 def raw_scores(mean: Statistic) -> tuple[Statistic, UnitMask]:
@@ -29,6 +31,27 @@ def contrast_scores(mean: Statistic) -> tuple[Statistic, UnitMask]:
     return jnp.stack([difference, -difference]), mean > jnp.median(mean, axis=-1, keepdims=True)
 
 
+def entropy_scores(mean: Statistic) -> tuple[Statistic, UnitMask]:
+    """Units whose activity belongs to one role, as in LAPE.
+
+        p_r = s_r / (s_action + s_args),   H = -Σ_r p_r ln p_r,   q_r = ±(ln 2 - H), positive for the role of larger s_r
+
+    Returns:
+      The scores, and which units pass the floor: assigned to the role, and above the 95th percentile of the statistics
+      of both roles over their layer.
+
+    References:
+      Tang et al. 2024, https://arxiv.org/abs/2402.16438
+    """
+    total = mean.sum(axis=0, keepdims=True)
+    share = jnp.where(total > 0, mean / jnp.where(total > 0, total, 1), 0.5)
+    entropy = -jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0).sum(axis=0)
+    mine = mean >= mean[::-1]
+    floor = jnp.quantile(jnp.concatenate([mean[0], mean[1]], axis=-1), 0.95, axis=-1, keepdims=True)
+    certain = jnp.maximum(jnp.log(2.0) - entropy, 0)
+    return jnp.where(mine, certain[None], -certain[None]), mine & (mean > floor[None])
+
+
 def _standardised(mean: Statistic) -> Statistic:
     centred = mean - mean.mean(axis=-1, keepdims=True)
     deviation = jnp.sqrt((centred * centred).mean(axis=-1, keepdims=True))
@@ -43,29 +66,47 @@ def units_per_role(units: int, top_fraction: float) -> int:
 def partition(
     mean: Statistic,
     previous: UnitMask,
+    eligible: UnitMask,
     *,
-    score: Literal["raw", "contrast"],
+    score: Score,
     top_fraction: float,
     hysteresis: float,
 ) -> UnitMask:
     """The K best units of every layer, for each role.
 
     Units that pass the score's floor come first, the others fill up; ties go to the lower index. A unit of the previous
-    partition stays while it ranks in the top `hysteresis · K`.
+    partition stays while it ranks in the top `hysteresis · K`. A unit that is not eligible is never chosen, even if a
+    layer then has fewer than K.
 
     Args:
       mean: s_r = S_r / n_r of a `Probe`, roles in the order action, args.
       previous: the partition that is replaced; all False where there was none.
-      score: `raw` or `contrast`.
+      eligible: units of which enough was seen.
+      score: `raw`, `contrast` or `entropy`.
       top_fraction: κ in (0, 1]; K = ceil(κ · units). 1 selects everything.
       hysteresis: at least 1; 1 forgets the previous partition.
     """
-    quality, passes = raw_scores(mean) if score == "raw" else contrast_scores(mean)
+    quality, passes = {"raw": raw_scores, "contrast": contrast_scores, "entropy": entropy_scores}[score](mean)
     units = mean.shape[-1]
     wanted = units_per_role(units, top_fraction)
-    rank = _rank(jnp.lexsort((-quality, ~passes), axis=-1))
+    rank = _rank(jnp.lexsort((-quality, ~passes, ~eligible), axis=-1))
     stays = previous & (rank < hysteresis * wanted)
-    return _rank(jnp.argsort(jnp.where(stays, rank - units, rank), axis=-1, stable=True)) < wanted
+    chosen = _rank(jnp.argsort(jnp.where(stays, rank - units, rank), axis=-1, stable=True)) < wanted
+    return chosen & eligible
+
+
+def random_partition(key: Key[Array, ""], layers: int, units: int, *, top_fraction: float) -> UnitMask:
+    """K random units of every layer for each role: the control that tells specific units from few units.
+
+    Args:
+      key: consumed.
+      layers: number of layers.
+      units: units of a layer.
+      top_fraction: κ in (0, 1]; K = ceil(κ · units).
+    """
+    return _rank(jnp.argsort(jax.random.uniform(key, (2, layers, units)), axis=-1)) < units_per_role(
+        units, top_fraction
+    )
 
 
 def _rank(order: Array) -> Array:

@@ -1,4 +1,7 @@
-"""One loss a role -> one gradient in which each role reaches its own units only. Two forms, equal to rounding."""
+"""One loss a role -> one gradient in which each role reaches its own units only: the definition, and by role gradients.
+
+`fused` holds the form that needs no gradient per role.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

@@ -20,8 +20,8 @@ class CapoState(NamedTuple):
     """False during warm-up, when every parameter is trained by every role."""
     total: Float[Array, "role layer unit"]
     """S: moving sum of φ(activation)."""
-    tokens: Float[Array, " role"]
-    """n: moving count of probed targets."""
+    tokens: Float[Array, "role layer unit"]
+    """n: moving count of the probed targets."""
     rollouts: Int[Array, ""]
     """Successful rollouts probed since the start."""
     steps: Int[Array, ""]
@@ -39,12 +39,17 @@ def init_capo(layers: int, units: int) -> CapoState:
         units=jnp.zeros((2, layers, units), bool),
         active=jnp.zeros((), bool),
         total=jnp.zeros((2, layers, units), jnp.float32),
-        tokens=jnp.zeros(2, jnp.float32),
+        tokens=jnp.zeros((2, layers, units), jnp.float32),
         rollouts=jnp.zeros((), jnp.int32),
         steps=jnp.zeros((), jnp.int32),
         age=jnp.zeros((), jnp.int32),
         refreshes=jnp.zeros((), jnp.int32),
     )
+
+
+def fixed_partition(units: Bool[Array, "role layer unit"]) -> CapoState:
+    """A state whose partition is given and active at once; with `refresh_steps = None` it stays for good."""
+    return init_capo(*units.shape[1:])._replace(units=jnp.array(units), active=jnp.ones((), bool))
 
 
 def advance(
@@ -54,13 +59,14 @@ def advance(
 
     S and n decay by `ema` at a step that probed something and are kept at one that did not, so that statistics never
     fade away while no rollout succeeds. Warm-up ends when `warmup_rollouts` were probed, or after `warmup_steps`, but
-    never without a statistic of both roles. After that a new partition is made every `refresh_steps`.
+    never before some unit of each role was seen on `min_tokens` targets. After that a new partition is made every
+    `refresh_steps`.
 
     Args:
       state: of the current step.
       probe: statistics of the current step's targets.
       rollouts: how many successful rollouts they came from.
-      allowed: False postpones a due partition (the step changed no parameter).
+      allowed: False postpones a due partition (the step should have changed parameters and did not).
       settings: the choices.
     """
     seen = (probe.tokens > 0).any()
@@ -68,13 +74,15 @@ def advance(
     tokens = jnp.where(seen, settings.ema * state.tokens + probe.tokens, state.tokens)
     probed, steps, age = state.rollouts + rollouts, state.steps + 1, state.age + 1
     warm = (probed >= settings.warmup_rollouts) | (steps >= settings.warmup_steps)
-    wanted = jnp.where(state.active, age >= settings.refresh_steps, warm)
-    due = wanted & allowed & (tokens > 0).all()
+    refresh_due = jnp.zeros((), bool) if settings.refresh_steps is None else age >= settings.refresh_steps
+    eligible = tokens >= settings.min_tokens
+    due = jnp.where(state.active, refresh_due, warm) & allowed & eligible.any(axis=(1, 2)).all()
 
     def refresh() -> Bool[Array, "role layer unit"]:
         return partition(
-            total / jnp.maximum(tokens, 1)[:, None, None],
+            Probe(total, tokens, probe.dropped).mean(),
             state.units,
+            eligible,
             score=settings.score,
             top_fraction=settings.top_fraction,
             hysteresis=settings.hysteresis,

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from harnessrl_jax import config as configuration
-from harnessrl_jax.capo import Capo, absolute, decoder_units, relu
+from harnessrl_jax.capo import ABSOLUTE, FIRE, RELU, UP_RELU, Capo, CapoState, assert_same_partition, decoder_units
 from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import DecoderConfig
@@ -48,7 +49,10 @@ class Trainer(NamedTuple):
     def run(self, state: TrainState, batch: PackedBatch, rows_used: int) -> tuple[TrainState, dict[str, Any]]:
         """One optimiser step. The state given is consumed; metrics come back as numbers and lists of numbers."""
         state, metrics = self.step(state, place_batch(batch, self.mesh), jnp.int32(rows_used))
-        return state, {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
+        numbers = {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
+        if isinstance(state.capo, CapoState) and numbers["capo/age"] == 0:
+            assert_same_partition(state.capo.units, process_allgather)
+        return state, numbers
 
 
 def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Trainer, TrainState]:
@@ -78,7 +82,7 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
         temperature=config.behaviour.temperature if config.algorithm.kind == "policy" else 1.0,
         implementation=config.model.attention,
         remat=config.model.remat,
-        collect_units=isinstance(goal, Policy) and goal.capo is not None,
+        collect=goal.capo.statistic.reads if isinstance(goal, Policy) and goal.capo else None,
     )
     state = init_state(params, optimizer, goal)
     shardings = state_shardings(state, optimizer, mesh, DECODER_RULES)
@@ -108,17 +112,21 @@ def objective(config: Config, model: DecoderConfig) -> Objective:
     if algorithm.routing != "none":
         capo = Capo(
             unit_map=decoder_units(model.layers, include_gate=algorithm.include_gate),
-            phi={"relu": relu, "abs": absolute}[algorithm.statistic],
+            statistic={"relu": RELU, "up_relu": UP_RELU, "abs": ABSOLUTE, "fire": FIRE}[algorithm.statistic],
             score=algorithm.score,
             top_fraction=algorithm.top_fraction,
+            min_tokens=1,
             hysteresis=algorithm.hysteresis,
             ema=algorithm.ema,
+            warmup=algorithm.warmup,
             warmup_rollouts=algorithm.warmup_rollouts,
             warmup_steps=algorithm.warmup_steps,
-            refresh_steps=algorithm.refresh_steps,
+            refresh_steps=algorithm.refresh_steps or None,
             other_role=algorithm.other_role,
             ungated=algorithm.ungated,
             denominator=algorithm.denominator,
+            shared=algorithm.shared,
+            cagrad=algorithm.cagrad,
             routing=algorithm.routing,
         )
     return Policy(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, capo=capo, loss=policy_loss(algorithm))

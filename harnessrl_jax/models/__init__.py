@@ -3,17 +3,23 @@
 from harnessrl_jax.models.cache import KVCache, extend, init_cache
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder
-from harnessrl_jax.models.rows import Params, init_params, logits, row_hidden, target_logps
+from harnessrl_jax.models.lora import Adapters, adapted, init_adapters
+from harnessrl_jax.models.rows import Activation, Params, init_params, logits, picked_logps, row_hidden, target_logps
 
 __all__ = [
+    "Activation",
+    "Adapters",
     "Decoder",
     "DecoderConfig",
     "KVCache",
     "Params",
+    "adapted",
     "extend",
+    "init_adapters",
     "init_cache",
     "init_params",
     "logits",
+    "picked_logps",
     "row_hidden",
     "target_logps",
 ]

@@ -75,9 +75,13 @@ class Attention(nn.Module):
         self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask, plan: TilePlan | None
     ) -> Float[Array, "slot hidden"]:
         """Attention inside one packed row."""
-        q, k, v = self.project(x, rotary)
-        out = tree_attention(q, k, v, mask, plan, implementation=self.implementation)
-        return self.o(out.reshape(x.shape[0], -1))
+        heads = self.mix(*self.project(x, rotary), mask, plan).reshape(x.shape[0], -1)
+        self.sow("heads", "activation", heads)
+        return self.o(heads)
+
+    def mix(self, q: Array, k: Array, v: Array, mask: TreeMask, plan: TilePlan | None) -> Array:
+        """The part without parameters: values of the row, mixed per head."""
+        return tree_attention(q, k, v, mask, plan, implementation=self.implementation)
 
     def extend(
         self, x: Float[Array, "slot new hidden"], rotary: Rotary, position: Int[Array, "slot new"], cache: tuple
@@ -91,7 +95,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Gated MLP: down(silu(gate(x)) * up(x)). The input of `down` is sown as units/hidden: the unit activations."""
+    """Gated MLP: down(silu(gate(x)) * up(x)). Collections `gate`, `up` and `hidden` (the input of `down`) are sown."""
 
     config: DecoderConfig
 
@@ -104,8 +108,10 @@ class Mlp(nn.Module):
 
     def __call__(self, x: Float[Array, "*axes hidden"]) -> Float[Array, "*axes hidden"]:
         """Applies the MLP to every token alone."""
-        hidden = nn.silu(self.gate(x)) * self.up(x)
-        self.sow("units", "hidden", hidden)
+        gate, up = self.gate(x), self.up(x)
+        hidden = nn.silu(gate) * up
+        for name, value in (("gate", gate), ("up", up), ("hidden", hidden)):
+            self.sow(name, "activation", value)
         return self.down(hidden)
 
 
@@ -127,7 +133,9 @@ class Layer(nn.Module):
     ) -> Float[Array, "slot hidden"]:
         """The layer over one packed row."""
         x = x + self.attn(self.input_norm(x), rotary, mask, plan)
-        return x + self.mlp(self.post_norm(x))
+        x = x + self.mlp(self.post_norm(x))
+        self.sow("residual", "activation", x)
+        return x
 
     def extend(
         self, x: Float[Array, "slot new hidden"], rotary: Rotary, position: Int[Array, "slot new"], cache: tuple

@@ -1,6 +1,6 @@
 """Parameters and one packed row -> hidden states and log-probabilities of its targets: pure functions."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder
 
 Params = dict[str, Any]
+Activation = Literal["hidden", "gate", "up", "heads", "residual"]
+"""A quantity of every layer that `row_hidden` can return."""
 
 
 def init_params(config: DecoderConfig, key: Key[Array, ""]) -> Params:
@@ -40,8 +42,8 @@ def row_hidden(
     implementation: Implementation = "blockwise",
     block: int = BLOCK,
     remat: bool = False,
-    collect_units: bool = False,
-) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot unit"], ...]]:
+    collect: Activation | None = None,
+) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot channel"], ...]]:
     """Normed hidden states of one packed row of prefix trees.
 
     Args:
@@ -53,25 +55,27 @@ def row_hidden(
       implementation: which attention computes it.
       block: slots a side of a tile of blockwise attention; divides the row, or is at least as long.
       remat: recompute the layers in the backward pass, except attention outputs.
-      collect_units: also return the input of every layer's down projection.
+      collect: the activation of every layer to return too: the input of the MLP's down projection ("hidden"), what
+        its gate and up projections give, the input of the attention's output projection ("heads"), or the layer's
+        output ("residual").
 
     Returns:
-      The hidden states, and per layer the unit activations (empty unless asked for).
+      The hidden states, and per layer the activation (empty unless asked for).
     """
     mask = row_mask(subtree_end)
     plan = make_plan(mask, block_q=block, block_k=block) if implementation == "blockwise" else None
     decoder = Decoder(config, implementation, remat)
-    kept = ["units"] if collect_units else []
+    kept = [collect] if collect else []
     result: Any = decoder.apply({"params": params}, token, position, mask, plan, method="row", mutable=kept)
     hidden, sown = result
-    layers = range(config.layers if collect_units else 0)
-    return hidden, tuple(sown["units"][f"layers_{i}"]["mlp"]["hidden"][0] for i in layers)
+    layers = range(config.layers if collect else 0)
+    return hidden, tuple(jax.tree.leaves(sown[collect][f"layers_{i}"])[0] for i in layers)
 
 
 def logits(config: DecoderConfig, params: Params, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:
-    """Logits of the next token, f32, for hidden states as `row_hidden` and `extend` return them."""
+    """Logits of the next token, at least f32, for hidden states as `row_hidden` and `extend` return them."""
     scores: Any = Decoder(config).apply({"params": params}, hidden, method="logits")
-    return scores.astype(jnp.float32)
+    return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
 
 def target_logps(
@@ -103,15 +107,28 @@ def target_logps(
     Returns:
       Log-probabilities, and entropies of the whole distributions, both in nats and f32.
     """
-    picked = hidden[source]
-    if source.shape[0] <= chunk:
+    return picked_logps(config, params, hidden[source], target, temperature=temperature, chunk=chunk)
+
+
+def picked_logps(
+    config: DecoderConfig,
+    params: Params,
+    picked: Float[Array, "target hidden"],
+    target: Int[Array, " target"],
+    *,
+    temperature: float | Float[Array, ""] = 1.0,
+    chunk: int = 512,
+) -> tuple[Float[Array, " target"], Float[Array, " target"]]:
+    """`target_logps` of hidden states that are already those of each target's source."""
+    count = target.shape[0]
+    if count <= chunk:
         return _chunk_logps(config, params, picked, target, temperature)
-    padding = -source.shape[0] % chunk
-    picked = jnp.pad(picked, ((0, padding), (0, 0))).reshape(-1, chunk, hidden.shape[-1])
+    padding = -count % chunk
+    picked = jnp.pad(picked, ((0, padding), (0, 0))).reshape(-1, chunk, picked.shape[-1])
     targets = jnp.pad(target, (0, padding)).reshape(-1, chunk)
     one = jax.checkpoint(lambda part: _chunk_logps(config, params, part[0], part[1], temperature))
     logp, entropy = jax.lax.map(one, (picked, targets))
-    return logp.reshape(-1)[: source.shape[0]], entropy.reshape(-1)[: source.shape[0]]
+    return logp.reshape(-1)[:count], entropy.reshape(-1)[:count]
 
 
 def _chunk_logps(

@@ -1,6 +1,7 @@
 """(params, assigned rows) -> gradients and statistics summed over the used rows, micro-batch by micro-batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,14 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from harnessrl_jax.capo import CapoState
-from harnessrl_jax.errors import ShardingError
+from harnessrl_jax.capo import CapoState, Probe
+from harnessrl_jax.errors import PartitionError, ShardingError
 from harnessrl_jax.training.assignment import AssignedRows
 from harnessrl_jax.training.objectives import Objective, roles_of, row_loss
 from harnessrl_jax.training.rows import RowFn, RowOutput
 from harnessrl_jax.training.sharding import ROW_AXES
 from harnessrl_jax.training.state import TrainState
-from harnessrl_jax.training.tally import Tally, tally_row
+from harnessrl_jax.training.tally import Tally, tally_row, tally_targets
 
 MicroLoss = Callable[[PyTree, AssignedRows], tuple[Float[Array, " role"], Tally]]
 Gradient = Callable[[PyTree, AssignedRows], tuple[PyTree, Float[Array, " role"], Tally]]
@@ -25,19 +26,33 @@ def micro_loss(row_fn: RowFn, objective: Objective) -> MicroLoss:
     """The summed losses of a micro-batch, one a role, as a function of the parameters."""
 
     def one_row(params: PyTree, assigned: AssignedRows) -> tuple[Float[Array, " role"], Tally]:
-        row, role, probed = assigned
-        output = row_fn(params, row)
-        weights = jnp.stack([jnp.where(role == each, row.weight, 0) for each in range(roles_of(objective))])
-        losses = jax.vmap(lambda weight: row_loss(objective, output, row, weight).total)(weights)
-        return losses, tally_row(objective, output, row, role, probed)
+        return row_losses(objective, row_fn(params, assigned.rows), assigned)
 
     def rows(params: PyTree, assigned: AssignedRows) -> tuple[Float[Array, " role"], Tally]:
-        if len(assigned.role) == 1:  # vmap would turn the branches inside a model into selects, also for one row
-            return one_row(params, jax.tree.map(lambda leaf: leaf[0], assigned))
-        losses, tally = jax.vmap(one_row, in_axes=(None, 0))(params, assigned)
-        return losses.sum(axis=0), tally.over_rows()
+        return summed(*over_rows(lambda row: one_row(params, row), assigned))
 
     return rows
+
+
+def row_losses(objective: Objective, output: RowOutput, assigned: AssignedRows) -> tuple[Float[Array, " role"], Tally]:
+    """The summed losses of one row, one a role, and its statistics."""
+    row, role, probed = assigned
+    weights = jnp.stack([jnp.where(role == each, row.weight, 0) for each in range(roles_of(objective))])
+    losses = jax.vmap(lambda weight: row_loss(objective, output, row, weight).total)(weights)
+    return losses, tally_row(objective, output, row, role, probed)
+
+
+def over_rows(one_row: Callable[..., Any], *rows: PyTree) -> Any:
+    """`jax.vmap`, except for a single row: there it would turn branches inside a model into selects."""
+    if len(jax.tree.leaves(rows)[0]) > 1:
+        return jax.vmap(one_row)(*rows)
+    found = one_row(*jax.tree.map(lambda leaf: leaf[0], rows))
+    return jax.tree.map(lambda leaf: leaf[None], found)
+
+
+def summed(losses: Float[Array, "row role"], tally: Tally) -> tuple[Float[Array, " role"], Tally]:
+    """The losses and statistics of all rows together."""
+    return losses.sum(axis=0), tally.over_rows()
 
 
 def micro_batches(assigned: AssignedRows, micro_rows: int, shardings: TrainState | None) -> AssignedRows:
@@ -81,6 +96,7 @@ def accumulate(
     def body(i: Array, carry: tuple) -> tuple:
         part = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False), micro)
         gradients, losses, tally = gradient(params, part)
+        _check_probe(tally, carry[2])
         added = jax.tree.map(lambda total, leaf: total + leaf.astype(total.dtype), carry[:2], (gradients, losses))
         return hold(added[0]), added[1], carry[2].add(tally)
 
@@ -89,15 +105,26 @@ def accumulate(
     return lax.fori_loop(0, trips, body, start)
 
 
+def _check_probe(tally: Tally, start: Tally) -> None:
+    if isinstance(tally.probe, Probe) and tally.probe.total.shape != start.probe.total.shape:
+        raise PartitionError(
+            f"CAPO: the statistic gives [role, layer, unit] = {list(tally.probe.total.shape)}, the unit map of the "
+            f"partition has {list(start.probe.total.shape)}; choose the statistic that belongs to the map's units, and "
+            "let the row function collect the activation that it reads"
+        )
+
+
 def zero_tally(objective: Objective, assigned: AssignedRows, capo: CapoState | tuple[()]) -> Tally:
     """The tally of no rows, float32."""
     targets = assigned.role.shape[1]
-    layers, size = capo.units.shape[1:] if isinstance(capo, CapoState) else (0, 0)
 
     def some_row(assigned: AssignedRows) -> Tally:
-        row, role, probed = jax.tree.map(lambda leaf: leaf[0], assigned)
+        row, role, _ = jax.tree.map(lambda leaf: leaf[0], assigned)
         zeros = jnp.zeros(targets, jnp.float32)
-        output = RowOutput(zeros, zeros, (jnp.zeros((targets, size), jnp.float32),) * layers)
-        return tally_row(objective, output, row, role, probed)
+        return tally_targets(objective, RowOutput(zeros, zeros, ()), row, role)
 
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(some_row, assigned))
+    tally = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(some_row, assigned))
+    if not isinstance(capo, CapoState):
+        return tally
+    shape = capo.units.shape
+    return tally._replace(probe=Probe(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(())))

@@ -9,11 +9,12 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from harnessrl_jax.capo import conflict, reference_gradient, role_gradients, route
+from harnessrl_jax.capo import conflict, reference_gradient, role_gradients, route, scaled, shared_factors
 from harnessrl_jax.training.accumulate import Gradient, MicroLoss, accumulate, micro_batches, micro_loss, zero_tally
 from harnessrl_jax.training.assignment import AssignedRows, Assignment
 from harnessrl_jax.training.call_ratios import with_call_ratios
 from harnessrl_jax.training.objectives import Objective, needs_call_ratios, roles_of
+from harnessrl_jax.training.one_pass import fused, position_local
 from harnessrl_jax.training.rows import RowFn
 from harnessrl_jax.training.state import Routing, TrainState, widened
 from harnessrl_jax.training.tally import Tally, conflict_metrics
@@ -44,12 +45,12 @@ def batch_gradient(
     row_fn: RowFn, objective: Objective, *, micro_rows: int, shardings: TrainState | None
 ) -> Callable[[PyTree, Assignment, Routing | None, Int[Array, ""]], BatchGradient]:
     """The gradient function of an objective: (params, assignment, routing, rows used) -> BatchGradient."""
-    loss, roles = micro_loss(row_fn, objective), roles_of(objective)
+    roles = roles_of(objective)
 
     def gradient_of(params: PyTree, work: Assignment, routing: Routing | None, rows_used: Array) -> BatchGradient:
         if needs_call_ratios(objective):
             work = with_call_ratios(row_fn, params, work, rows_used, micro_rows=micro_rows, shardings=shardings)
-        form = _form(_divided(loss, work.denominator), routing, params)
+        form = _form(row_fn, objective, work.denominator, routing, params)
         zeros = jax.tree.map(lambda leaf: jnp.zeros((*form.axes, *leaf.shape), leaf.dtype), widened(params))
         capo = routing.state if routing else ()
         total, losses, tally = accumulate(
@@ -76,24 +77,38 @@ def _divided(loss: MicroLoss, denominator: Float[Array, " role"]) -> MicroLoss:
     return divided
 
 
-def _form(loss: MicroLoss, routing: Routing | None, params: PyTree) -> Form:
+def _form(
+    row_fn: RowFn, objective: Objective, denominator: Float[Array, " role"], routing: Routing | None, params: PyTree
+) -> Form:
+    loss = _divided(micro_loss(row_fn, objective), denominator)
     if routing is None:
         return Form((1,), _apart(loss), lambda total: (jax.tree.map(lambda leaf: leaf[0], total), {}))
-    capo, state, masks = routing
-
-    def measure(gradients: PyTree) -> dict[str, Array]:
-        return conflict_metrics(conflict(capo.unit_map, gradients, state.units))
-
-    if capo.routing == "vjp":
-        axes = (capo.roles,)
-        return Form(axes, _apart(loss), lambda total: (route(capo.unit_map, total, masks), measure(total)))
-
-    def routed(params: PyTree, part: AssignedRows) -> tuple[PyTree, Float[Array, " role"], Tally]:
-        return reference_gradient(lambda p: loss(p, part), params, capo.unit_map, masks)
-
+    capo, _, masks = routing
+    match capo.routing:
+        case "vjp":
+            return Form((capo.roles,), _apart(loss), lambda total: _routed(total, routing))
+        case "reference":
+            gradient: Gradient = lambda p, part: reference_gradient(lambda q: loss(q, part), p, capo.unit_map, masks)
+        case "fused":
+            gradient = fused(row_fn, objective, denominator, routing)
+        case "position_local":
+            gradient = position_local(row_fn, objective, denominator, routing)
     # The role gradients never exist apart: the metrics keep the partition's sizes and mark conflict as not valid.
     nothing = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), params)
-    return Form((), routed, lambda total: (total, measure(nothing)))
+    return Form((), gradient, lambda total: (total, _measured(nothing, routing)))
+
+
+def _routed(gradients: PyTree, routing: Routing) -> tuple[PyTree, dict[str, Array]]:
+    capo, state, masks = routing
+    metrics = _measured(gradients, routing)
+    if capo.shared != "sum":
+        factors = shared_factors(capo.unit_map, gradients, state.units, how=capo.shared, cagrad=capo.cagrad)
+        gradients = scaled(capo.unit_map, gradients, factors)
+    return route(capo.unit_map, gradients, masks), metrics
+
+
+def _measured(gradients: PyTree, routing: Routing) -> dict[str, Array]:
+    return conflict_metrics(conflict(routing.capo.unit_map, gradients, routing.state.units))
 
 
 def _apart(loss: MicroLoss) -> Gradient:

@@ -1,12 +1,13 @@
 """Parameters and one packed row -> log-probability and entropy of its targets, and unit activations before them."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from harnessrl_jax.attention import Implementation
-from harnessrl_jax.models import DecoderConfig, row_hidden, target_logps
+from harnessrl_jax.models import Activation, DecoderConfig, picked_logps, row_hidden
 
 
 class Row(NamedTuple):
@@ -36,17 +37,53 @@ class RowOutput(NamedTuple):
     """log π(target | its ancestors) in nats, at the temperature at which the behaviour's log-probs were reported."""
     entropy: Float[Array, " target"]
     """Of the same distribution, in nats."""
-    units: tuple[Float[Array, "target unit"], ...]
-    """Per layer, unit activations at the slot that predicts the target; () where nothing probes them."""
+    units: tuple[Any, ...]
+    """Per layer, the activation [target, channel] at the slot that predicts the target, as `capo.probe_row` reads it;
+    () where nothing probes them."""
 
 
 RowFn = Callable[[PyTree, Row], RowOutput]
 """(params, row) -> RowOutput. Whatever computes it can be trained."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TwoPartRowFn:
+    """A row function cut where each target has its own features, so that what follows is computed once for all roles.
+
+    Works wherever a RowFn does.
+    """
+
+    trunk: Callable[[PyTree, Row], tuple[PyTree, tuple[Any, ...]]]
+    """(params, row) -> (features with a leading target axis, `RowOutput.units`)."""
+    head: Callable[[PyTree, PyTree, Row], tuple[Float[Array, " target"], Float[Array, " target"]]]
+    """(params, features, row) -> (logp, entropy); each target's depend on its own features only."""
+
+    def __call__(self, params: PyTree, row: Row) -> RowOutput:
+        """The whole row function."""
+        features, units = self.trunk(params, row)
+        return RowOutput(*self.head(params, features, row), units)
+
+
+def in_two_parts(row_fn: RowFn) -> TwoPartRowFn:
+    """The row function itself if it has two parts, else one whose head is the identity."""
+    if isinstance(row_fn, TwoPartRowFn):
+        return row_fn
+
+    def trunk(params: PyTree, row: Row) -> tuple[PyTree, tuple[Any, ...]]:
+        output = row_fn(params, row)
+        return (output.logp, output.entropy), output.units
+
+    return TwoPartRowFn(trunk, lambda params, features, row: features)
+
+
 def decoder_row_fn(
-    config: DecoderConfig, *, temperature: float, implementation: Implementation, remat: bool, collect_units: bool
-) -> RowFn:
+    config: DecoderConfig,
+    *,
+    temperature: float,
+    implementation: Implementation,
+    remat: bool,
+    collect: Activation | None,
+) -> TwoPartRowFn:
     """The row function of `models.Decoder`.
 
     Args:
@@ -54,10 +91,10 @@ def decoder_row_fn(
       temperature: of the sampler, above 0; log-probabilities are of the tempered distribution.
       implementation: which attention computes it.
       remat: recompute the layers in the backward pass.
-      collect_units: whether to return unit activations, which CAPO needs.
+      collect: the activation that CAPO's statistic reads; None where nothing probes.
     """
 
-    def row_fn(params: PyTree, row: Row) -> RowOutput:
+    def trunk(params: PyTree, row: Row) -> tuple[Array, tuple[Array, ...]]:
         hidden, units = row_hidden(
             config,
             params,
@@ -66,9 +103,11 @@ def decoder_row_fn(
             row.subtree_end,
             implementation=implementation,
             remat=remat,
-            collect_units=collect_units,
+            collect=collect,
         )
-        logp, entropy = target_logps(config, params, hidden, row.source, row.target, temperature=temperature)
-        return RowOutput(logp, entropy, tuple(layer[row.source] for layer in units))
+        return hidden[row.source], tuple(layer[row.source] for layer in units)
 
-    return row_fn
+    def head(params: PyTree, features: Array, row: Row) -> tuple[Array, Array]:
+        return picked_logps(config, params, features, row.target, temperature=temperature)
+
+    return TwoPartRowFn(trunk, head)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from harnessrl_jax.capo import Capo, CapoState, RoleMasks, init_capo, role_masks
 from harnessrl_jax.errors import PartitionError
@@ -66,3 +66,10 @@ def routing_of(objective: Objective, state: CapoState | tuple[()]) -> Routing | 
             "make the state with init_state(params, optimizer, objective) of the same objective"
         )
     return Routing(capo, state, role_masks(state, roles=capo.roles, ungated=capo.ungated))
+
+
+def may_train(routing: Routing | None) -> Bool[Array, ""]:
+    """False while CAPO only probes: before the first partition, if its warm-up does not train."""
+    if routing is None or routing.capo.warmup == "train":
+        return jnp.ones((), bool)
+    return routing.state.active

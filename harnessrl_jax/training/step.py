@@ -3,7 +3,7 @@
 A step assigns each target to a loss and finds the global denominators, sums gradients over micro-batches, divides
 once, routes the role gradients through CAPO's masks, updates the parameters that the masks cover, and moves CAPO's
 schedule on. A step without signal (a gradient of norm 0) or with a number that is not finite changes neither parameters
-nor optimiser.
+nor optimiser; nor does one that CAPO only probes.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from harnessrl_jax.training.assignment import assign
 from harnessrl_jax.training.gradients import batch_gradient
 from harnessrl_jax.training.objectives import Objective
 from harnessrl_jax.training.rows import RowFn
-from harnessrl_jax.training.state import TrainState, routing_of
+from harnessrl_jax.training.state import TrainState, may_train, routing_of
 from harnessrl_jax.training.tally import named_metrics, schedule_metrics
 from harnessrl_jax.training.update import forget_left, update
 from harnessrl_jax.trajectories import PackedBatch
@@ -63,7 +63,8 @@ def make_step(
         found = gradient_of(state.params, work, routing, rows_used)
         norm = optax.tree.norm(found.gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(found.losses).all()
-        applied = finite & (norm > 0)
+        training = may_train(routing)
+        applied = finite & (norm > 0) & training
         trained = routing.masks.trained(routing.capo.unit_map, state.params) if routing else None
         params, opt_state, update_norm = update(optimizer, state, found.gradient, trained, applied)
         metrics = (
@@ -80,7 +81,9 @@ def make_step(
         )
         capo = state.capo
         if routing:
-            capo = advance(routing.state, found.tally.probe, work.rollouts, applied, routing.capo)
+            capo = advance(
+                routing.state, found.tally.probe, work.rollouts, applied | (finite & ~training), routing.capo
+            )
             capo = jax.tree.map(lambda new, old: jnp.where(finite, new, old), capo, routing.state)
             opt_state = forget_left(optimizer, routing, routing_of(objective, capo), params, opt_state)
             metrics |= schedule_metrics(capo, found.tally.probe, work.rollouts)

@@ -17,7 +17,7 @@ from harnessrl_jax.losses import (
     ratio_moments,
     weighted_sum,
 )
-from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, loss_terms, row_loss
+from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, capo_of, loss_terms, row_loss
 from harnessrl_jax.training.rows import Row, RowOutput
 from harnessrl_jax.trajectories import Role
 
@@ -57,7 +57,7 @@ class Tally(NamedTuple):
 def tally_row(
     objective: Objective, output: RowOutput, row: Row, role: Int[Array, " target"], probed: Bool[Array, " target"]
 ) -> Tally:
-    """Statistics of one row's targets, float32, without gradient.
+    """Statistics of one row, float32, without gradient.
 
     Args:
       objective: what is optimised.
@@ -66,19 +66,23 @@ def tally_row(
       role: the gradient each target belongs to (CAPO's roles, or 0), below 0 for none.
       probed: which targets CAPO's probe reads.
     """
+    tally, capo = tally_targets(objective, output, row, role), capo_of(objective)
+    return tally._replace(probe=probe_row(output.units, role, probed, statistic=capo.statistic)) if capo else tally
+
+
+def tally_targets(objective: Objective, output: RowOutput, row: Row, role: Int[Array, " target"]) -> Tally:
+    """`tally_row` without the probe."""
     logp, entropy = (lax.stop_gradient(each).astype(jnp.float32) for each in (output.logp, output.entropy))
     output = RowOutput(logp, entropy, output.units)
     used = row.weight > 0
     values, masks = [entropy, logp, jnp.abs(row.advantage)], [used] * len(MEANS)
-    peaks, mismatch, probe = jnp.zeros(len(RATIO_PEAKS)), (), ()
+    peaks, mismatch = jnp.zeros(len(RATIO_PEAKS)), ()
     if isinstance(objective, Policy):
         known = jnp.where(row.has_logp, row.weight, 0)
         terms = loss_terms(objective, output, row, known)
         values, masks = [*values, *terms], [*masks, *[known > 0] * len(RATIO_MEANS)]
         peaks = jnp.stack([terms.ratio, terms.difference]).max(axis=1, initial=0)
         mismatch = _mismatch(output, row, known > 0)
-        if objective.capo:
-            probe = probe_row(output.units, role, probed, phi=objective.capo.phi)
     by_role = jnp.stack([jnp.where(row.role == each, row.weight, 0) for each in LOGGED_ROLES])
     return Tally(
         role_loss=jax.vmap(lambda weight: row_loss(objective, output, row, weight))(by_role),
@@ -86,7 +90,7 @@ def tally_row(
         counts=jnp.stack([used, used & (role >= 0), used & ~row.has_logp]).sum(axis=1, dtype=jnp.float32),
         peaks=peaks.astype(jnp.float32),
         mismatch=mismatch,
-        probe=probe,
+        probe=(),
     )
 
 
@@ -134,7 +138,7 @@ def schedule_metrics(state: CapoState, probe: Probe, rollouts: Int[Array, ""]) -
         "capo/age": state.age,
         "capo/probed_rollouts": rollouts,
         "capo/probed_rollouts_total": state.rollouts,
-        "capo/probed_action": probe.tokens[ACTION],
-        "capo/probed_args": probe.tokens[ARGS],
+        "capo/probed_action": probe.tokens[ACTION].max(),
+        "capo/probed_args": probe.tokens[ARGS].max(),
         "capo/probe_dropped": probe.dropped,
     }

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import contrast_scores, partition
+from harnessrl_jax.capo import contrast_scores, entropy_scores, partition, random_partition
 from harnessrl_jax.capo.partition import units_per_role
 
 RAW = {"score": "raw", "top_fraction": 0.25, "hysteresis": 1.0}
@@ -19,7 +19,8 @@ def members(mask):
 
 def cut(mean, previous=None, **choices):
     mean = np.asarray(mean, np.float32)
-    return PARTITION(mean, np.zeros(mean.shape, bool) if previous is None else previous, **choices)
+    nothing, all_units = np.zeros(mean.shape, bool), np.ones(mean.shape, bool)
+    return PARTITION(mean, nothing if previous is None else previous, all_units, **choices)
 
 
 def test_raw_takes_the_most_active_of_each_layer():
@@ -92,3 +93,46 @@ def test_hysteresis_keeps_a_member_that_fell_a_little():
 )
 def test_k_rounds_up_but_not_over_rounding_errors(units, fraction, wanted):
     assert units_per_role(units, fraction) == wanted
+
+
+ENTROPY = RAW | {"score": "entropy", "top_fraction": 0.1}
+
+
+def test_entropy_worked_by_hand():
+    quality, passes = entropy_scores(jnp.array([[[3.0, 1, 0, 2]], [[1.0, 1, 2, 0]]]))
+    sure = np.log(2) + 0.75 * np.log(0.75) + 0.25 * np.log(0.25)
+    np.testing.assert_allclose(quality[0, 0], [sure, 0, -np.log(2), np.log(2)], atol=1e-6)
+    np.testing.assert_allclose(quality[1, 0], [-sure, 0, np.log(2), -np.log(2)], atol=1e-6)
+    np.testing.assert_array_equal(passes[:, 0], [[True, False, False, False], [False] * 4])
+
+
+def test_entropy_gives_a_certain_unit_to_its_role_only():
+    # 40 units; of the four that are active enough (above the 95th percentile of all 80 numbers) two belong to a role
+    # each, one mostly, one to both. The rest of K = 4 is filled from the units of the role by certainty.
+    action, args = np.full(40, 0.01), np.full(40, 0.01)
+    action[[3, 7, 11]], args[[7, 11, 20]] = [9, 5, 6], [5, 2, 9]
+    found = members(cut([[action], [args]], **ENTROPY))
+    assert {3, 11} <= set(found[0][0])
+    assert 20 in found[1][0]
+    assert 20 not in found[0][0]
+    assert not {3, 11} & set(found[1][0])
+
+
+def test_units_of_which_too_little_was_seen_are_never_chosen():
+    mean = np.broadcast_to(np.arange(8.0, 0, -1), (2, 1, 8))
+    eligible = np.ones((2, 1, 8), bool)
+    eligible[0, 0, [0, 2]] = False
+    previous = np.zeros((2, 1, 8), bool)
+    previous[0, 0, 0] = True
+    found = PARTITION(mean, previous, eligible, **RAW | {"hysteresis": 2.0})
+    assert members(found) == [[[1, 3]], [[0, 1]]]
+    only = np.zeros((2, 1, 8), bool)
+    only[:, :, 5] = True
+    assert members(PARTITION(mean, previous, only, **RAW)) == [[[5]], [[5]]]
+
+
+def test_random_partitions_have_the_same_size_and_no_preference():
+    found = np.asarray(random_partition(jax.random.key(0), 50, 40, top_fraction=0.25))
+    np.testing.assert_array_equal(found.sum(axis=-1), 10)
+    assert found.sum(axis=(0, 1)).min() > 10  # of 100 draws, a unit is chosen about 25 times
+    assert (found[0] != found[1]).any()

@@ -6,7 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harnessrl_jax.capo import ACTION, ARGS, absolute, probe_row, probe_targets, relu
+from harnessrl_jax.capo import (
+    ABSOLUTE,
+    ACTION,
+    ARGS,
+    FIRE,
+    POSITIVE_SHARE,
+    RELU,
+    UP_RELU,
+    ExpertUnits,
+    head_norm,
+    probe_row,
+    probe_targets,
+)
 
 ROLE = jnp.array([ACTION, ARGS, ARGS, -1, ACTION])
 PROBED = jnp.array([True, True, True, False, True])
@@ -18,17 +30,17 @@ UNITS = (
 PROBE_TARGETS = jax.jit(probe_targets)
 
 
-@partial(jax.jit, static_argnames="phi")
-def probe(units, role, probed, phi=relu):
-    return probe_row(units, role, probed, phi=phi)
+@partial(jax.jit, static_argnames="statistic")
+def probe(units, role, probed, statistic=RELU):
+    return probe_row(units, role, probed, statistic=statistic)
 
 
 def test_worked_by_hand():
     found = probe(UNITS, ROLE, PROBED)
     np.testing.assert_array_equal(found.total, [[[1.5, 1], [0, 5]], [[8, 4], [0, 5]]])
-    np.testing.assert_array_equal(found.tokens, [2, 2])
+    np.testing.assert_array_equal(found.tokens, np.full((2, 2, 2), 2))
     assert found.dropped == 0
-    np.testing.assert_array_equal(probe(UNITS, ROLE, PROBED, phi=absolute).total[:, 0], [[1.5, 3], [8, 10]])
+    np.testing.assert_array_equal(probe(UNITS, ROLE, PROBED, ABSOLUTE).total[:, 0], [[1.5, 3], [8, 10]])
 
 
 def test_it_is_additive_over_any_split_and_float32():
@@ -67,3 +79,30 @@ def test_no_rollout_is_no_rollout():
     probed, rollouts = PROBE_TARGETS(nothing, nothing, nothing > 0)
     assert not probed.any()
     assert rollouts == 0
+
+
+def test_every_statistic_worked_by_hand():
+    both = jnp.array([True, True])
+    one = lambda activation, statistic: probe((jnp.asarray(activation),), jnp.array([ACTION, ACTION]), both, statistic)
+    np.testing.assert_array_equal(one([[-1.0, 2], [3, 4]], UP_RELU).total[0], [[3, 6]])
+    np.testing.assert_array_equal(one([[-1.0, 2], [0, 4]], FIRE).total[0], [[0, 2]])
+    heads = one([[3.0, 4, 0, 0, 1, 0, 0, 0], [0.0, 0, 0, 0, 0, 2, 2, 1]], head_norm(2))
+    np.testing.assert_array_equal(heads.total[0], [[5, 1 + 3]])
+    assert (UP_RELU.reads, FIRE.reads, head_norm(2).reads, POSITIVE_SHARE.reads) == ("up", "gate", "heads", "residual")
+
+
+def test_layers_as_units_lie_side_by_side():
+    layers = (jnp.array([[1.0, -1, 2, 3], [1, 1, 1, 1]]), jnp.array([[-1.0, -1, -1, 0], [np.nan, 1, 1, 1]]))
+    found = probe(layers, jnp.array([ACTION, ARGS]), jnp.array([True, True]), POSITIVE_SHARE)
+    np.testing.assert_array_equal(found.total, [[[0.75, 0]], [[0, 0]]])  # the second target is not finite
+    np.testing.assert_array_equal(found.tokens, [[[1, 1]], [[0, 0]]])
+
+
+def test_an_expert_counts_only_the_targets_it_saw():
+    activation = jnp.array([[[1.0, 2], [np.nan, np.nan]], [[3, 4], [5, 6]], [[np.inf, 1], [1, 1]]])
+    routed = jnp.array([[True, False], [True, True], [True, True]])
+    found = probe((ExpertUnits(activation, routed),), jnp.array([ACTION] * 3), jnp.array([True] * 3))
+    np.testing.assert_array_equal(found.total[0, 0], [4, 6, 5, 6])
+    np.testing.assert_array_equal(found.tokens[0, 0], [2, 2, 1, 1])
+    np.testing.assert_array_equal(found.mean()[0, 0], [2, 3, 5, 6])
+    assert found.dropped == 1

@@ -1,44 +1,39 @@
 """The schedule: warm-up, moving average, refresh, postponement; one compilation for all of it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import Capo, Probe, advance, decoder_units, init_capo, relu
+from harnessrl_jax.capo import UP_RELU, Probe, advance, decoder_units, default, fixed_partition, init_capo, reproduction
 from harnessrl_jax.errors import PartitionError
 
-CHOICES = {
-    "unit_map": decoder_units(1, include_gate=True),
-    "phi": relu,
-    "score": "raw",
-    "top_fraction": 0.25,
-    "hysteresis": 1.0,
-    "ema": 0.5,
-    "warmup_rollouts": 5,
-    "warmup_steps": 100,
-    "refresh_steps": 3,
-    "other_role": "args",
-    "ungated": "sum",
-    "denominator": "role",
-    "routing": "vjp",
-}
+CHOICES = dataclasses.replace(
+    default(decoder_units(1, include_gate=True)),
+    score="raw",
+    hysteresis=1.0,
+    ema=0.5,
+    warmup_rollouts=5,
+    warmup_steps=100,
+    refresh_steps=3,
+)
 
 
 def probe(best, tokens=1.0):
     total = np.zeros((2, 1, 4), np.float32)
     total[0, 0, best], total[1, 0, 3 - best] = tokens, tokens
-    return Probe(jnp.asarray(total), jnp.full(2, tokens, jnp.float32), jnp.zeros(()))
+    return Probe(jnp.asarray(total), jnp.full((2, 1, 4), tokens, jnp.float32), jnp.zeros(()))
 
 
-NOTHING = Probe(jnp.zeros((2, 1, 4)), jnp.zeros(2), jnp.zeros(()))
+NOTHING = Probe(jnp.zeros((2, 1, 4)), jnp.zeros((2, 1, 4)), jnp.zeros(()))
 
 
 def run(events, **changes):
     """Events (probe, rollouts, allowed) -> the states after each."""
-    step = jax.jit(
-        lambda state, probe, rollouts, allowed: advance(state, probe, rollouts, allowed, Capo(**CHOICES | changes))
-    )
+    choices = dataclasses.replace(CHOICES, **changes)
+    step = jax.jit(lambda state, probe, rollouts, allowed: advance(state, probe, rollouts, allowed, choices))
     state, states = init_capo(1, 4), []
     for each, rollouts, allowed in events:
         state = step(state, each, jnp.int32(rollouts), jnp.array(allowed))
@@ -79,7 +74,7 @@ def test_statistics_decay_only_when_something_was_probed():
     states = run([(probe(1, 8.0), 1, True), (NOTHING, 0, True), (probe(2, 3.0), 1, True)])
     np.testing.assert_array_equal(states[1].total, states[0].total)
     np.testing.assert_array_equal(states[2].total[0, 0], [0, 4, 3, 0])
-    np.testing.assert_array_equal(states[2].tokens, [7, 7])
+    np.testing.assert_array_equal(states[2].tokens, np.full((2, 1, 4), 7))
 
 
 def test_no_successful_rollout_keeps_the_partition():
@@ -104,9 +99,46 @@ def test_a_step_that_changed_nothing_postpones():
         ({"ema": 1.0}, "ema must be at least 0 and below 1, got 1.0"),
         ({"hysteresis": 0.9}, "hysteresis must be at least 1.0, got 0.9"),
         ({"refresh_steps": 0}, "refresh_steps must be at least 1, got 0"),
+        ({"cagrad": 1.0}, "cagrad must be at least 0 and below 1, got 1.0"),
+        ({"min_tokens": 0}, "min_tokens must be at least 1, got 0"),
+        ({"shared": "pcgrad", "routing": "fused"}, "needs the gradients of both roles, which routing = 'fused' never"),
+        ({"other_role": "ungated", "routing": "position_local"}, "use routing = 'fused', or other_role = 'args'"),
         ({"other_role": "ungated", "ungated": "frozen"}, "use ungated = 'sum', or other_role = 'args' or 'drop'"),
     ],
 )
 def test_impossible_choices_are_refused(change, message):
     with pytest.raises(PartitionError, match=message):
-        Capo(**CHOICES | change)
+        dataclasses.replace(CHOICES, **change)
+
+
+def test_a_static_partition_is_never_replaced():
+    states = run([(probe(1), 9, True)] + [(probe(2, 100.0), 9, True)] * 4, refresh_steps=None)
+    assert action_units(states) == [[1]] * 5
+    assert int(states[-1].refreshes) == 1
+
+
+def test_a_given_partition_stays_for_good():
+    units = jnp.arange(8).reshape(2, 1, 4) % 3 == 0
+    choices = dataclasses.replace(CHOICES, refresh_steps=None)
+    state = fixed_partition(units)
+    for _ in range(3):
+        state = advance(state, probe(1), jnp.int32(9), jnp.array(True), choices)
+    assert state.active
+    np.testing.assert_array_equal(state.units, units)
+    assert state.refreshes == 0
+
+
+def test_a_unit_seen_too_rarely_waits():
+    states = run([(probe(1, 3.0), 9, True)] * 4, min_tokens=5, ema=0.9)
+    assert [bool(state.active) for state in states] == [False, True, True, True]  # 3 tokens, then 5.7
+
+
+def test_the_presets():
+    family = decoder_units(1, include_gate=False)
+    paper = reproduction(family)
+    assert (paper.score, paper.refresh_steps, paper.warmup) == ("raw", None, "probe")
+    assert (paper.ungated, paper.other_role, paper.top_fraction) == ("frozen", "drop", 0.25)
+    assert paper.statistic is UP_RELU
+    ours = default(family)
+    assert (ours.score, ours.refresh_steps, ours.warmup) == ("contrast", 20, "train")
+    assert ours.hysteresis == 1.1

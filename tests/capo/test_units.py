@@ -17,7 +17,7 @@ def test_it_counts_the_units(toy):
     [
         (
             UnitMap(1, (UnitSlice("layers_{layer}/mlp/up/kernal", 1),)),
-            r"layer 0 owns 'layers_0/mlp/up/kernal', axis 1, but the parameters have no such path; "
+            r"layer 0 owns 'layers_0/mlp/up/kernal', but the parameters have no such path; "
             r"the nearest is 'layers_0/mlp/up/kernel' \[4, 8\]; correct the map's path",
         ),
         (decoder_units(3, include_gate=True), r"layer 2 owns 'layers_2/mlp/gate/kernel'.*no such path"),
@@ -30,7 +30,7 @@ def test_it_counts_the_units(toy):
             r"every slice must hold the same number of units, but layers_0/mlp/up/kernel \[4, 8\] has 8, "
             r"layers_0/mlp/down/kernel \[8, 4\] has 4; correct the axes",
         ),
-        (UnitMap(2, (UnitSlice("mix", 0),)), r"'mix', axis 0, which the map names twice; put \{layer\} into the path"),
+        (UnitMap(2, (UnitSlice("mix", 0),)), r"'mix', which the map names twice; put \{layer\} into the path"),
         (UnitMap(0, (UnitSlice("mix", 0),)), r"names no parameter \(0 layers, 1 slices a layer\)"),
     ],
 )

@@ -131,7 +131,7 @@ def _single(sequence):
 def test_values_by_hand(config, params):
     tokens = np.random.default_rng(1).integers(0, 40, 9)
     tree, _ = trees.build([tokens])
-    run = jax.jit(lambda *row: row_hidden(config, params, *row, collect_units=True))
+    run = jax.jit(lambda *row: row_hidden(config, params, *row, collect="hidden"))
     hidden, units = run(tree.token, tree.depth, tree.subtree_end)
     want, want_units = by_hand(config, params, tokens)
     np.testing.assert_allclose(hidden, want, atol=1e-5)

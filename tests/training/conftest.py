@@ -1,5 +1,6 @@
 """A tiny decoder-shaped model and small packed batches whose padding is poisoned with NaN."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import Capo, decoder_units, relu
+from harnessrl_jax.capo import decoder_units, default
 from harnessrl_jax.training import Policy, RowOutput
 from harnessrl_jax.trajectories import PackedBatch
 
@@ -80,22 +81,9 @@ def toy_batch(rows=4, max_rows=8, slots=8, targets=6, seed=0, missing=0.0):
 
 
 def toy_capo(layers=2, **changes):
-    choices = {
-        "unit_map": decoder_units(layers, include_gate=True),
-        "phi": relu,
-        "score": "contrast",
-        "top_fraction": 0.25,
-        "hysteresis": 1.1,
-        "ema": 0.9,
-        "warmup_rollouts": 1,
-        "warmup_steps": 100,
-        "refresh_steps": 2,
-        "other_role": "args",
-        "ungated": "sum",
-        "denominator": "role",
-        "routing": "vjp",
-    }
-    return Policy(clip_low=0.2, clip_high=0.28, capo=Capo(**choices | changes))
+    quick = {"warmup_rollouts": 1, "warmup_steps": 100, "refresh_steps": 2}
+    capo = dataclasses.replace(default(decoder_units(layers, include_gate=True)), **quick | changes)
+    return Policy(clip_low=0.2, clip_high=0.28, capo=capo)
 
 
 class Toy(NamedTuple):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import probe_row, relu
+from harnessrl_jax.capo import RELU, probe_row
 from harnessrl_jax.models import DecoderConfig, init_params, logits, row_hidden
 from harnessrl_jax.training import decoder_row_fn
 from harnessrl_jax.training.rows import Row
@@ -24,13 +24,13 @@ def one_row(toy):
     return row._replace(token=row.token % 12, target=row.target % 12)
 
 
-@pytest.mark.parametrize("collect_units", [True, False])
-def test_outputs_are_those_of_the_source_slot(toy, params, collect_units):
+@pytest.mark.parametrize("collect", ["hidden", "gate", "up", "heads", "residual", None])
+def test_outputs_are_those_of_the_source_slot(toy, params, collect):
     row = one_row(toy)
-    row_fn = decoder_row_fn(TINY, temperature=0.5, implementation="dense", remat=False, collect_units=collect_units)
+    row_fn = decoder_row_fn(TINY, temperature=0.5, implementation="dense", remat=False, collect=collect)
     out = jax.jit(row_fn)(params, row)
     hidden, units = jax.jit(
-        lambda params: row_hidden(TINY, params, row.token, row.position, row.subtree_end, collect_units=True)
+        lambda params: row_hidden(TINY, params, row.token, row.position, row.subtree_end, collect=collect)
     )(params)
     every = np.asarray(jax.nn.log_softmax(logits(TINY, params, hidden) / 0.5))
     out, row, units = jax.tree.map(np.asarray, (out, row, units))
@@ -38,9 +38,8 @@ def test_outputs_are_those_of_the_source_slot(toy, params, collect_units):
         np.testing.assert_allclose(out.logp[i], every[source, target], rtol=1e-5)
         np.testing.assert_allclose(out.entropy[i], -(np.exp(every[source]) * every[source]).sum(), rtol=1e-5)
         for layer, got in zip(units, out.units):
-            # Two programs round sums of terms of order 0.1 differently; what cancels there is known to 1e-7 only.
             np.testing.assert_allclose(got[i], layer[source], rtol=1e-5, atol=1e-6)
-    assert len(out.units) == (2 if collect_units else 0)
+    assert len(out.units) == (2 if collect else 0)
 
 
 def test_a_unit_that_fires_on_the_action_token_is_not_probed(toy):
@@ -48,7 +47,7 @@ def test_a_unit_that_fires_on_the_action_token_is_not_probed(toy):
     slots, source = np.zeros((8, 2), np.float32), 3
     slots[source, 0], slots[source + 1, 1] = 1, 1
     row = one_row(toy)._replace(source=jnp.full(6, source))
-    probe = probe_row((jnp.asarray(slots)[row.source],), jnp.zeros(6, int), np.arange(6) == 0, phi=relu)
+    probe = probe_row((jnp.asarray(slots)[row.source],), jnp.zeros(6, int), np.arange(6) == 0, statistic=RELU)
     np.testing.assert_array_equal(probe.total[0, 0], [1, 0])
 
 

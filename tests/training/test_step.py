@@ -179,3 +179,30 @@ def test_rows_that_do_not_divide_are_refused(toy):
         ShardingError, match="8 rows cannot be cut into micro-batches of 3; pack with max_rows a multiple"
     ):
         jax.eval_shape(make_step(toy.row_fn, ADAMW, Supervised(), micro_rows=3), state, toy.batch(), jnp.int32(1))
+
+
+@pytest.mark.parametrize("routing", ["vjp", "fused"])
+def test_everything_for_both_roles_is_plain_training_step_after_step(toy, plain_policy, routing):
+    everything = {"top_fraction": 1.0, "denominator": "shared", "other_role": "args", "refresh_steps": 1}
+    objective = toy.capo(routing=routing, **everything)
+    steps = [toy.jit(make_step(toy.row_fn, ADAMW, each, micro_rows=4)) for each in (objective, plain_policy)]
+    states = [init_state(toy.params(), ADAMW, each) for each in (objective, plain_policy)]
+    for i in range(3):
+        states = [step(state, toy.batch(seed=i), jnp.int32(4))[0] for step, state in zip(steps, states, strict=True)]
+    assert states[0].capo.active
+    for got, want in zip(jax.tree.leaves(states[0].params), jax.tree.leaves(states[1].params), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+
+
+def test_a_probing_warm_up_trains_nothing(toy):
+    objective = toy.capo(warmup="probe", warmup_rollouts=3, refresh_steps=None, ungated="frozen", other_role="drop")
+    step = toy.jit(make_step(toy.row_fn, ADAMW, objective, micro_rows=4))
+    state, seen = init_state(toy.params(), ADAMW, objective), []
+    for i in range(4):
+        after, metrics = step(state, toy.batch(seed=i), jnp.int32(4))
+        same = bits((after.params, after.opt_state)) == bits((state.params, state.opt_state))
+        assert same == (metrics["applied"] == 0) == (not state.capo.active)
+        seen.append(bool(after.capo.active))
+        state = after
+    assert seen == [False, True, True, True]
+    assert state.capo.refreshes == 1
