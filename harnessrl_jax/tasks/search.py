@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -82,6 +83,7 @@ class SearchIndex:
         else:
             self._connection = sqlite3.connect(":memory:", check_same_thread=False)
             _fill(self._connection, source)
+        self._close = weakref.finalize(self, self._connection.close)
         self._remembered = functools.lru_cache(REMEMBERED)(self._find)
 
     def __call__(self, query: str, k: int = RESULTS) -> list[Passage]:
@@ -97,8 +99,8 @@ class SearchIndex:
         return tuple(Passage(*row) for row in rows)
 
     def close(self) -> None:
-        """Closes the file."""
-        self._connection.close()
+        """Closes the file. An index that nobody holds any more closes it too."""
+        self._close()
 
 
 def search(path: str | os.PathLike[str], query: str, k: int = RESULTS) -> list[Passage]:

@@ -1,4 +1,7 @@
+import contextlib
+import gc
 import sqlite3
+import warnings
 
 import pytest
 from hypothesis import given
@@ -32,7 +35,7 @@ def test_building_replaces_the_file_and_leaves_nothing_else(tmp_path):
     build_index(FACTS, path)
     build_index(FACTS[:1], path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["facts.sqlite"]
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT id, text FROM passages").fetchall() == [
             ("peru/capital", "Peru, capital: Lima")
         ]
@@ -75,3 +78,13 @@ def test_gold_passages_are_among_the_results(split):
     tasks = factbook_tasks(split, 60)
     found = sum(len(oracle_steps(task, index)) for task in tasks)
     assert found / sum(task.hops for task in tasks) > 0.97
+
+
+def test_an_index_that_nobody_holds_closes_its_file():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        connection = SearchIndex(FACTS)._connection
+        gc.collect()
+    assert caught == []
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
