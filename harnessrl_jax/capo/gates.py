@@ -28,14 +28,14 @@ class RoleGate(NamedTuple):
 
     def admit(self, cotangent: Float[Array, "..."]) -> Float[Array, "..."]:
         """Σ_r M_r ∘ d_r; the masks broadcast from the right."""
-        mine = jnp.asarray(self.masks)[lax.axis_index(ROLE_AXIS)]
-        return lax.psum(jnp.where(_wide(mine, cotangent), cotangent, 0), ROLE_AXIS)
+        # Not a psum of masked cotangents: XLA would store them, and sum an axis instead of adding two arrays.
+        each = zip(self.masks, lax.all_gather(cotangent, ROLE_AXIS), strict=True)
+        return sum((jnp.where(_wide(mask, part), part, 0) for mask, part in each), jnp.zeros((), cotangent.dtype))
 
     def admit_rows(self, hidden: Float[Array, "token unit"], cotangent: Array) -> Float[Array, "unit out"]:
-        """Σ_r (h ∘ M_r)ᵀ d_r: one product over roles and tokens together."""
-        cotangents = lax.all_gather(cotangent, ROLE_AXIS)
-        kept = jnp.where(self.masks[:, None, :], hidden[None], 0)
-        return _product(kept.reshape(-1, kept.shape[-1]), cotangents.reshape(-1, cotangents.shape[-1]))
+        """Σ_r (h ∘ M_r)ᵀ d_r."""
+        each = zip(self.masks, lax.all_gather(cotangent, ROLE_AXIS), strict=True)
+        return sum((_product(jnp.where(mask[None, :], hidden, 0), part) for mask, part in each), jnp.zeros(()))
 
 
 class SlotGate(NamedTuple):
