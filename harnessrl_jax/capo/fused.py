@@ -46,7 +46,7 @@ def fused_gradient(
         loss of a role depends on the features of that role's targets only.
       params: the parameters.
       unit_map: which entries the units own.
-      masks: what each role may change; `rest` must be equal for action and args.
+      masks: what each role may change; `rest` must be equal for all roles.
       role: index of each target's loss; below 0 for none.
 
     Returns:
@@ -62,10 +62,7 @@ def fused_gradient(
     features, pull_trunk, beside = jax.vjp(guarded, params, has_aux=True)
     losses, pull_head, found = jax.vjp(lambda p, x: head(p, x, beside), params, features, has_aux=True)
     of_head, of_features = pull_head(jnp.ones_like(losses))
-    if roles == 2:
-        of_head = jax.tree.map(lambda leaf: jnp.where(masks.rest[0], leaf, 0), of_head)
-    else:
-        of_head, _ = pull_head(masks.rest.astype(losses.dtype))
+    of_head = jax.tree.map(lambda leaf: jnp.where(masks.rest.all(), leaf, 0), of_head)
 
     def of_role(each: Array) -> PyTree:
         def split(leaf: Array) -> Array:

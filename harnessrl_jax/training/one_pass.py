@@ -42,8 +42,9 @@ def position_local(
     def gradient(params: PyTree, part: AssignedRows) -> tuple[PyTree, Float[Array, " role"], Tally]:
         def total(params: PyTree) -> tuple[Float[Array, ""], tuple[Float[Array, " role"], Tally]]:
             def one_row(assigned: AssignedRows) -> tuple[Array, Tally]:
+                slots = predicting_slots(assigned, routing.capo.roles)
                 model = capo.position_local(
-                    lambda p: row_fn(p, assigned.rows), routing.capo.unit_map, routing.masks, _slots(assigned, routing)
+                    lambda p: row_fn(p, assigned.rows), routing.capo.unit_map, routing.masks, slots
                 )
                 return row_losses(objective, model(params), assigned)
 
@@ -56,8 +57,8 @@ def position_local(
     return gradient
 
 
-def _slots(assigned: AssignedRows, routing: Routing) -> Bool[Array, "role slot"]:
+def predicting_slots(assigned: AssignedRows, roles: int) -> Bool[Array, "role slot"]:
     """Which slots of a row predict a target of each role."""
     row, role, _ = assigned
     none = jnp.zeros(len(row.token), bool)
-    return jnp.stack([none.at[row.source].max(role == each) for each in range(routing.capo.roles)])
+    return jnp.stack([none.at[row.source].max(role == each) for each in range(roles)])

@@ -110,7 +110,7 @@ def test_entropy_gives_a_certain_unit_to_its_role_only():
     # 40 units; of the four that are active enough (above the 95th percentile of all 80 numbers) two belong to a role
     # each, one mostly, one to both. The rest of K = 4 is filled from the units of the role by certainty.
     action, args = np.full(40, 0.01), np.full(40, 0.01)
-    action[[3, 7, 11]], args[[7, 11, 20]] = [9, 5, 6], [5, 2, 9]
+    action[[3, 7, 11]], args[[7, 11, 20]] = [9, 5, 6], [2, 5.5, 9]
     found = members(cut([[action], [args]], **ENTROPY))
     assert {3, 11} <= set(found[0][0])
     assert 20 in found[1][0]

@@ -22,8 +22,10 @@ from harnessrl_jax.training import (
     place_state,
     state_shardings,
 )
-from harnessrl_jax.training.assignment import assign
+from harnessrl_jax.training.assignment import AssignedRows, assign
 from harnessrl_jax.training.gradients import batch_gradient
+from harnessrl_jax.training.one_pass import predicting_slots
+from harnessrl_jax.training.rows import Row
 from harnessrl_jax.training.state import routing_of
 from harnessrl_jax.trajectories import PackedBatch, Role, trees
 
@@ -162,6 +164,14 @@ def test_position_local_is_plain_in_warm_up_and_no_capo_afterwards(gradient):
     near, exact = (gradient(routing)[0]["layers_0"]["mlp"]["up"]["kernel"] for routing in ("position_local", "vjp"))
     np.testing.assert_array_equal(exact[:, near.any(axis=0)].any(axis=0), True)  # no unit of no role
     assert (near * exact).sum() < 0.99 * np.sqrt((near * near).sum() * (exact * exact).sum())
+
+
+def test_slots_stand_for_the_roles_that_they_predict(batch):
+    row = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), Row(*batch))
+    row = row._replace(source=jnp.array([4, 2, 2, 7] + [0] * (TARGETS - 4)))
+    role = jnp.array([1, 0, 1, 0] + [-1] * (TARGETS - 4))
+    found = predicting_slots(AssignedRows(row, role, role > 0), 2)
+    np.testing.assert_array_equal(np.argwhere(found), [[0, 2], [0, 7], [1, 2], [1, 4]])
 
 
 def test_a_statistic_of_other_units_is_refused(gradient):
