@@ -210,7 +210,8 @@ class Policy(Section):
     routing: Literal["none", "vjp", "fused", "reference", "position_local"] = "vjp"
     """`none` is the plain gradient. `vjp`, `fused` and `reference` are equal forms of CAPO: `vjp` measures conflict,
     `fused` is faster and smaller, `reference` the definition. `position_local` is a cheap approximation."""
-    score: Literal["contrast", "raw", "entropy"] = "contrast"
+    score: Literal["contrast", "raw", "entropy", "random"] = "contrast"
+    """`random` draws the units by the run's seed: a control for experiments, not a method."""
     top_fraction: float = Field(default=0.25, gt=0.0, le=1.0)
     """Units of a layer in each role's partition."""
     hysteresis: float = Field(default=1.1, ge=1.0)

@@ -10,7 +10,14 @@ from harnessrl_jax.capo.agreement import assert_same_partition
 from harnessrl_jax.capo.conflict import Conflict, conflict
 from harnessrl_jax.capo.families import adapter_units, decoder_units, head_units, layer_units, lora_units
 from harnessrl_jax.capo.fused import fused_gradient, position_local
-from harnessrl_jax.capo.partition import contrast_scores, entropy_scores, partition, random_partition, raw_scores
+from harnessrl_jax.capo.partition import (
+    RandomScore,
+    contrast_scores,
+    entropy_scores,
+    partition,
+    random_partition,
+    raw_scores,
+)
 from harnessrl_jax.capo.probe import (
     ABSOLUTE,
     FIRE,
@@ -46,6 +53,7 @@ __all__ = [
     "Conflict",
     "ExpertUnits",
     "Probe",
+    "RandomScore",
     "RoleMasks",
     "Statistic",
     "UnitFactors",

@@ -1,7 +1,7 @@
 """Unit statistics of the two roles -> the units of each role: the top K of every layer, by a score."""
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,15 @@ from jaxtyping import Array, Bool, Float, Key
 
 Statistic = Float[Array, "role layer unit"]
 UnitMask = Bool[Array, "role layer unit"]
-Score = Literal["raw", "contrast", "entropy"]
+
+
+class RandomScore(NamedTuple):
+    """Ranks units by lot, always the same for one seed: the control that tells specific units from few units."""
+
+    seed: int
+
+
+Score = Literal["raw", "contrast", "entropy"] | RandomScore
 
 
 def raw_scores(mean: Statistic) -> tuple[Statistic, UnitMask]:
@@ -52,6 +60,23 @@ def entropy_scores(mean: Statistic) -> tuple[Statistic, UnitMask]:
     return jnp.where(mine, certain[None], -certain[None]), mine & (mean > floor[None])
 
 
+def random_scores(mean: Statistic, seed: int) -> tuple[Statistic, UnitMask]:
+    """Scores that read nothing of the statistics but their shape. Returns them, and that every unit passes."""
+    return jax.random.uniform(jax.random.key(seed), mean.shape), jnp.ones(mean.shape, bool)
+
+
+def _scores(mean: Statistic, score: Score) -> tuple[Statistic, UnitMask]:
+    match score:
+        case "raw":
+            return raw_scores(mean)
+        case "contrast":
+            return contrast_scores(mean)
+        case "entropy":
+            return entropy_scores(mean)
+        case RandomScore(seed):
+            return random_scores(mean, seed)
+
+
 def _standardised(mean: Statistic) -> Statistic:
     centred = mean - mean.mean(axis=-1, keepdims=True)
     deviation = jnp.sqrt((centred * centred).mean(axis=-1, keepdims=True))
@@ -82,11 +107,11 @@ def partition(
       mean: s_r = S_r / n_r of a `Probe`, roles in the order action, args.
       previous: the partition that is replaced; all False where there was none.
       eligible: units of which enough was seen.
-      score: `raw`, `contrast` or `entropy`.
+      score: `raw`, `contrast`, `entropy`, or a `RandomScore`.
       top_fraction: κ in (0, 1]; K = ceil(κ · units). 1 selects everything.
       hysteresis: at least 1; 1 forgets the previous partition.
     """
-    quality, passes = {"raw": raw_scores, "contrast": contrast_scores, "entropy": entropy_scores}[score](mean)
+    quality, passes = _scores(mean, score)
     units = mean.shape[-1]
     wanted = units_per_role(units, top_fraction)
     rank = _rank(jnp.lexsort((-quality, ~passes, ~eligible), axis=-1))

@@ -9,7 +9,17 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from harnessrl_jax import config as configuration
-from harnessrl_jax.capo import ABSOLUTE, FIRE, RELU, UP_RELU, Capo, CapoState, assert_same_partition, decoder_units
+from harnessrl_jax.capo import (
+    ABSOLUTE,
+    FIRE,
+    RELU,
+    UP_RELU,
+    Capo,
+    CapoState,
+    RandomScore,
+    assert_same_partition,
+    decoder_units,
+)
 from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import DecoderConfig
@@ -113,7 +123,7 @@ def objective(config: Config, model: DecoderConfig) -> Objective:
         capo = Capo(
             unit_map=decoder_units(model.layers, include_gate=algorithm.include_gate),
             statistic={"relu": RELU, "up_relu": UP_RELU, "abs": ABSOLUTE, "fire": FIRE}[algorithm.statistic],
-            score=algorithm.score,
+            score=RandomScore(config.seed) if algorithm.score == "random" else algorithm.score,
             top_fraction=algorithm.top_fraction,
             min_tokens=1,
             hysteresis=algorithm.hysteresis,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import contrast_scores, entropy_scores, partition, random_partition
+from harnessrl_jax.capo import RandomScore, contrast_scores, entropy_scores, partition, random_partition
 from harnessrl_jax.capo.partition import units_per_role
 
 RAW = {"score": "raw", "top_fraction": 0.25, "hysteresis": 1.0}
@@ -136,3 +136,20 @@ def test_random_partitions_have_the_same_size_and_no_preference():
     np.testing.assert_array_equal(found.sum(axis=-1), 10)
     assert found.sum(axis=(0, 1)).min() > 10  # of 100 draws, a unit is chosen about 25 times
     assert (found[0] != found[1]).any()
+
+
+def test_a_random_score_reads_its_seed_and_not_the_statistics():
+    rng = np.random.default_rng(0)
+    nothing, everything = np.zeros((2, 5, 40), bool), np.ones((2, 5, 40), bool)
+
+    def drawn(seed, previous):
+        mean = rng.random((2, 5, 40))
+        return np.asarray(
+            partition(mean, previous, everything, score=RandomScore(seed), top_fraction=0.25, hysteresis=1.1)
+        )
+
+    first = drawn(3, nothing)
+    np.testing.assert_array_equal(first.sum(axis=-1), 10)
+    np.testing.assert_array_equal(drawn(3, first), first)
+    assert (drawn(4, nothing) != first).any(axis=(1, 2)).all()
+    assert (first[0] != first[1]).any()
