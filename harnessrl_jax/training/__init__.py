@@ -12,6 +12,14 @@ from harnessrl_jax.training.objectives import (
     Supervised,
 )
 from harnessrl_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from harnessrl_jax.training.role_adapters import (
+    RoleAdapters,
+    adapter_row_fn,
+    init_role_adapters,
+    one_adapter_a_role,
+    role_adapters_row_fn,
+    role_adapters_state,
+)
 from harnessrl_jax.training.rows import RowFn, RowOutput, decoder_row_fn
 from harnessrl_jax.training.sharding import (
     AXES,
@@ -37,20 +45,26 @@ __all__ = [
     "Policy",
     "PolicyLoss",
     "Reinforce",
+    "RoleAdapters",
     "RowFn",
     "RowOutput",
     "ShardingRule",
     "Step",
     "Supervised",
     "TrainState",
+    "adapter_row_fn",
     "decoder_row_fn",
+    "init_role_adapters",
     "init_state",
     "learning_rate_schedule",
     "make_mesh",
     "make_optimizer",
     "make_step",
+    "one_adapter_a_role",
     "parameter_specs",
     "place_batch",
     "place_state",
+    "role_adapters_row_fn",
+    "role_adapters_state",
     "state_shardings",
 ]
