@@ -8,20 +8,11 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from harnessrl_jax.errors import GatewayError
+from harnessrl_jax.gateway.budget import Budget, Limits
 from harnessrl_jax.gateway.identity import check_name
 from harnessrl_jax.gateway.refusal import Refusal
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.turns import Turns
-
-
-class Limits(NamedTuple):
-    """What one rollout may use up."""
-
-    max_calls: int = 64
-    """Model calls; further ones are refused with 429."""
-    max_new_tokens: int | None = None
-    """Sampled tokens of one call; None leaves it to the context."""
-
 
 _DEFAULT_LIMITS = Limits()
 
@@ -37,7 +28,9 @@ class OpenRollout:
     """One attempt of a rollout, while its harness runs. Its mutable fields belong to the gateway's event loop.
 
     Attributes:
-      counts: what happened: `calls`, `finish/...`, `parse/...`, `rewrite/...`, `refused/CODE`, `late`, `undelivered`.
+      counts: what happened: `calls`, `waited`, `finish/...`, `parse/...`, `rewrite/...`, `refused/CODE`,
+        `late`, `delivered`, `undelivered`, `failed`.
+      budget: what it has used.
     """
 
     def __init__(
@@ -61,12 +54,10 @@ class OpenRollout:
         self.attempt = attempt
         self.harness = harness
         self.trainable_agents = frozenset(trainable_agents)
-        self.limits = limits
+        self.budget = Budget(limits)
         self.life = life
         self.turns = Turns()
         self.counts: Counter[str] = Counter()
-        self.requests = 0
-        self.sampled = 0
         self.repetitions: Counter[tuple[str, bytes]] = Counter()
         self._secret = secret.encode()
         self._gate = threading.Condition()

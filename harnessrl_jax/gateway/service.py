@@ -72,14 +72,25 @@ class Gateway:
           on_text: told the text of each choice as it is sampled, as far as nothing can change it any more.
 
         Raises:
-          Refusal: the prompt leaves no room, the rollout has used its calls or was closed, or the sampler failed.
+          Refusal: the prompt leaves no room, the rollout has used its budget or was closed, or the sampler failed.
           StoreError: the calls could not be stored, so nothing may be sent.
           TextError: the template refuses the messages.
         """
+        if rollout.budget.full:
+            rollout.counts["waited"] += 1
+        async with rollout.budget.lane():
+            if rollout.closed:
+                rollout.counts["late"] += 1
+                raise closed(rollout)
+            return await self._answer(rollout, envelope, request, on_text)
+
+    async def _answer(
+        self, rollout: OpenRollout, envelope: Envelope, request: Request, on_text: OnText | None
+    ) -> Answer:
         messages = self._messages(rollout, request)
         prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools)
-        room = room_for(self.policy, request, len(prompt.ids), rollout.limits.max_new_tokens)
-        seq = _take_turn(rollout, request.n)
+        room = room_for(self.policy, request, len(prompt.ids), rollout.budget.room(request.n))
+        seq = rollout.budget.take(request.n)
         rollout.counts.update([f"rewrite/{reason}" for reason in prompt.rewrites])
         ids = np.array(prompt.ids, np.int32)
         names = self._names(rollout, envelope.seed_name, ids, request.n)
@@ -101,6 +112,7 @@ class Gateway:
             self._store.settle(keys, "failed", f"{type(error).__name__}: {error}")
             rollout.counts["failed"] += len(keys)
             raise
+        rollout.budget.tokens += sum(len(sample.output_ids) for sample in samples)
         await self._commit(rollout, [one.call for one in captured])
         _remember(rollout, messages, head, captured)
         return Answer(_reply(head, captured), keys)
@@ -173,20 +185,6 @@ def closed(rollout: OpenRollout) -> Refusal:
         status=409,
         code="rollout_closed",
     )
-
-
-def _take_turn(rollout: OpenRollout, n: int) -> int:
-    """Counts a request of `n` choices against the rollout's budget and returns its position."""
-    if rollout.sampled + n > rollout.limits.max_calls:
-        raise Refusal(
-            f"This rollout has used all its {rollout.limits.max_calls} model calls. Stop the harness, or open the "
-            "rollout with a higher limit.",
-            status=429,
-            code="rollout_call_limit",
-        )
-    rollout.requests += 1
-    rollout.sampled += n
-    return rollout.requests - 1
 
 
 def _remember(rollout: OpenRollout, messages: Sequence[Message], head: Head, captured: Sequence[Captured]) -> None:

@@ -151,7 +151,12 @@ async def collect(
 
 def _effects(services: Services, pool: HarnessPool, side: Side) -> Effects:
     harness, registry, store = services.config.harness, services.registry, services.store
-    limits = Limits(max_calls=harness.max_calls, max_new_tokens=services.config.behaviour.max_new_tokens)
+    limits = Limits(
+        max_calls=harness.max_calls,
+        max_new_tokens=services.config.behaviour.max_new_tokens,
+        max_tokens=harness.max_tokens,
+        max_concurrent=harness.max_concurrent_calls,
+    )
 
     async def open_endpoint(identity: Identity) -> Endpoint:
         return await asyncio.to_thread(

@@ -12,7 +12,7 @@ from harnessrl_jax.rollouts.jobs import Job, Outcome
 from harnessrl_jax.trajectories.records import Rollout, RolloutStatus, Task
 
 PATH_SEGMENT = re.compile(r"[A-Za-z0-9._~-]+")
-LIMITS = ("rollout_call_limit", "context_length_exceeded")
+LIMITS = ("rollout_call_limit", "rollout_token_limit", "context_length_exceeded")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
