@@ -120,6 +120,10 @@ class Harness(Section):
     max_attempts: int = Field(default=2, ge=1)
     max_calls: int = Field(default=32, ge=1)
     """Model calls of one rollout; more are refused with 429."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Sampled tokens of one rollout; once they are used, calls are refused with 429."""
+    max_concurrent_calls: int | None = Field(default=None, ge=1)
+    """Requests of one rollout that are answered at the same time; further ones wait."""
 
 
 class Behaviour(Section):
