@@ -11,6 +11,7 @@ from harnessrl_jax.gateway.server import Server
 from harnessrl_jax.gateway.service import Gateway
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.text import TextCodec
+from harnessrl_jax.gateway.traffic import Traffic
 from harnessrl_jax.gateway.turns import Turn, Turns
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Store",
     "StoredCall",
     "TextCodec",
+    "Traffic",
     "Turn",
     "Turns",
     "build_prompt",

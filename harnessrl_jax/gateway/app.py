@@ -2,35 +2,42 @@
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from harnessrl_jax.errors import StoreError, TextError
-from harnessrl_jax.gateway import exchange
+from harnessrl_jax.gateway import exchange, failures
 from harnessrl_jax.gateway.capture import Envelope
 from harnessrl_jax.gateway.delivery import Delta, Item, Stream, Whole
 from harnessrl_jax.gateway.dialects import COUNT_PATH, MESSAGES, PATHS, dialect_at
 from harnessrl_jax.gateway.exchange import Dialect, Head
+from harnessrl_jax.gateway.failures import counted
+from harnessrl_jax.gateway.metrics import ServiceCollector
 from harnessrl_jax.gateway.reading import body_of, envelope_of, key_of
-from harnessrl_jax.gateway.refusal import Refusal, bad_request
+from harnessrl_jax.gateway.refusal import Refusal
 from harnessrl_jax.gateway.registry import OpenRollout, Rollouts
 from harnessrl_jax.gateway.service import Answer, Gateway, closed
+from harnessrl_jax.gateway.traffic import Traffic
 from harnessrl_jax.sampler.protocol import Sampler
 
-LOGGER = logging.getLogger(__name__)
 MODEL = "policy"
 MAX_BODY_BYTES = 16 << 20
 
 
 def create_app(
-    gateway: Gateway, rollouts: Rollouts, sampler: Sampler, *, max_body_bytes: int = MAX_BODY_BYTES
+    gateway: Gateway,
+    rollouts: Rollouts,
+    sampler: Sampler,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    traffic: Traffic | None = None,
 ) -> Starlette:
     """Wires the routes. The sampler is started with the application and closed with it.
 
@@ -39,6 +46,7 @@ def create_app(
       rollouts: who may ask.
       sampler: the gateway's sampler.
       max_body_bytes: longer requests are refused with 413.
+      traffic: counts the requests, and lets the owner of the application drain it.
 
     Returns:
       An ASGI application; what stands below a rollout also stands below its agents, `.../{attempt}/{agent}/...`:
@@ -48,9 +56,15 @@ def create_app(
         `POST /{run}/{rollout}/{attempt}/v1/messages/count_tokens`
         `GET /{run}/{rollout}/{attempt}/v1/models`
         `HEAD /` and `HEAD /{run}/{rollout}/{attempt}`          what some harnesses try first
-        `GET /health`
+        `GET /health`    whether the process lives
+        `GET /ready`     whether it takes requests; 503 with the reason if not
+        `GET /metrics`   what it counts, for Prometheus
     """
-    endpoints = _Endpoints(gateway, rollouts, max_body_bytes)
+    traffic = Traffic() if traffic is None else traffic
+    registry = CollectorRegistry()
+    registry.register(traffic)
+    registry.register(ServiceCollector(rollouts, gateway))
+    endpoints = _Endpoints(gateway, rollouts, max_body_bytes, traffic, registry)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -61,13 +75,15 @@ def create_app(
             await sampler.close()
 
     routes = [Route("/health", endpoints.health), Route("/", endpoints.probe, methods=["HEAD"])]
+    routes += [Route("/ready", endpoints.ready), Route("/metrics", endpoints.metrics)]
     for prefix in ("/{run}/{rollout}/{attempt}", "/{run}/{rollout}/{attempt}/{agent}"):
         routes += [Route(prefix + path, endpoints.reply, methods=["POST"]) for path in PATHS]
         routes.append(Route(prefix + COUNT_PATH, endpoints.count_tokens, methods=["POST"]))
         routes.append(Route(f"{prefix}/v1/models", endpoints.models))
         routes += [Route(prefix + end, endpoints.probe, methods=["HEAD"]) for end in ("", "/")]
-    handlers = {Refusal: _refused, HTTPException: _no_route, Exception: _broken}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    handlers = {Refusal: failures.refused, HTTPException: failures.no_route, Exception: failures.broken}
+    counting = Middleware(traffic.counted)
+    return Starlette(routes=routes, middleware=[counting], lifespan=lifespan, exception_handlers=handlers)
 
 
 class _Endpoints(NamedTuple):
@@ -76,12 +92,14 @@ class _Endpoints(NamedTuple):
     gateway: Gateway
     rollouts: Rollouts
     max_body_bytes: int
+    traffic: Traffic
+    registry: CollectorRegistry
 
     async def reply(self, request: Request) -> Response:
         started_s = self.gateway.clock()
         rollout = self._admit(request)
         dialect = dialect_at(request.url.path)
-        with _counted(rollout):
+        with counted(rollout):
             envelope, wanted = await self._read(request, rollout, dialect, started_s)
             if wanted.stream:
                 return await self._stream(rollout, dialect, envelope, wanted)
@@ -90,7 +108,7 @@ class _Endpoints(NamedTuple):
 
     async def count_tokens(self, request: Request) -> Response:
         rollout = self._admit(request)
-        with _counted(rollout):
+        with counted(rollout):
             envelope, wanted = await self._read(request, rollout, MESSAGES, self.gateway.clock())
             return JSONResponse({"input_tokens": self.gateway.count(rollout, envelope, wanted)})
 
@@ -107,6 +125,13 @@ class _Endpoints(NamedTuple):
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        reason = "draining" if self.traffic.draining else "store_failed" if self.gateway.writes.failed else None
+        return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def probe(self, request: Request) -> Response:
         return Response()
@@ -138,7 +163,7 @@ class _Endpoints(NamedTuple):
             try:
                 items.put_nowait(await self.gateway.answer(rollout, envelope, wanted, show))
             except Exception as error:
-                items.put_nowait(_refusal_of(error))
+                items.put_nowait(failures.refusal_of(error))
 
         task = asyncio.create_task(work())
         try:
@@ -157,56 +182,3 @@ class _Endpoints(NamedTuple):
             raise first
         settle = lambda answer, delivered: self.gateway.settle(rollout, answer, delivered)
         return Stream(dialect.events(head), first, items, task, settle)
-
-
-@contextlib.contextmanager
-def _counted(rollout: OpenRollout) -> Iterator[None]:
-    """Turns what ends a request into a refusal, and counts it."""
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        # The server cancels what is left when it stops; the client gets an answer all the same.
-        raise Refusal("The gateway is stopping.", status=503, code="shutting_down", retry=True) from error
-    except Exception as error:
-        refusal = _refusal_of(error)
-        if refusal.code not in ("rollout_closed", "internal_error", "store_failed"):
-            rollout.counts[f"refused/{refusal.code}"] += 1
-        raise refusal from error
-
-
-def _refusal_of(error: Exception) -> Refusal:
-    """What an error says to the client; what is no refusal on purpose also goes to the log."""
-    match error:
-        case Refusal():
-            return error
-        case TextError():
-            return bad_request(str(error), code="template", param="messages")
-        case StoreError():
-            LOGGER.error("%s", error)
-            return Refusal(str(error), status=503, code="store_failed")
-        case _:
-            LOGGER.error("A request failed.", exc_info=error)
-            text = f"The gateway failed on this request ({type(error).__name__}); the log has the traceback."
-            return Refusal(text, status=500, code="internal_error")
-
-
-def _respond(request: Request, refusal: Refusal) -> Response:
-    body, headers = dialect_at(request.url.path).error(refusal)
-    return JSONResponse(body, refusal.status, headers)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return _respond(request, error)
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    wanted = f"POST {{base_url}}{', '.join((*PATHS, COUNT_PATH))} and GET {{base_url}}/v1/models"
-    refusal = Refusal(f"{where}: {error.detail}. Served are {wanted}.", status=error.status_code, code="no_route")
-    return _respond(request, refusal)
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    return _respond(request, _refusal_of(error))

@@ -16,14 +16,25 @@ class Refusal(GatewayError):
       code: stable machine-readable reason; also the name under which the refusal is counted.
       param: the field at fault.
       retry: whether sending the same request again can help. Clients are told, so that they do not try in vain.
+      retry_after_s: how long they should wait before that.
     """
 
-    def __init__(self, message: str, *, status: int, code: str, param: str | None = None, retry: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str,
+        param: str | None = None,
+        retry: bool = False,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
         self.retry = retry
+        self.retry_after_s = retry_after_s
 
 
 class ContextOverflow(Refusal):

@@ -103,6 +103,11 @@ class OpenRollout:
                 )
 
 
+def random_key() -> str:
+    """A key that nobody can guess: 192 random bits as 32 characters."""
+    return secrets.token_urlsafe(24)
+
+
 class Rollouts:
     """Every rollout that this gateway knows. Safe to use from any thread except the gateway's own event loop.
 
@@ -112,9 +117,7 @@ class Rollouts:
       make_secret: draws the key of a rollout.
     """
 
-    def __init__(
-        self, store: Store, base_url: str, make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(24)
-    ) -> None:
+    def __init__(self, store: Store, base_url: str, make_secret: Callable[[], str] = random_key) -> None:
         self._store = store
         self._base_url = base_url.rstrip("/")
         self._make_secret = make_secret
@@ -223,3 +226,11 @@ class Rollouts:
         for rollout in list(self._known.values()):
             total.update(rollout.counts)
         return total
+
+    def sampled_tokens(self) -> int:
+        """Tokens sampled in all rollouts together."""
+        return sum(rollout.budget.tokens for rollout in list(self._known.values()))
+
+    def open_count(self) -> int:
+        """How many rollouts may call the model."""
+        return sum(not rollout.closed for rollout in list(self._known.values()))

@@ -19,6 +19,7 @@ from harnessrl_jax.gateway.sampling import OnText, SamplingPolicy, listener, roo
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.gateway.turns import Message, Turn, echo_of
+from harnessrl_jax.gateway.writer import Writes
 from harnessrl_jax.sampler.protocol import Sample, Sampler
 from harnessrl_jax.trajectories.records import Call
 
@@ -59,6 +60,11 @@ class Gateway:
         self.policy = policy
         self._run_seed = run_seed
         self._reader = Reader(codec)
+
+    @property
+    def writes(self) -> Writes:
+        """How calls got on disk."""
+        return self._store.writer.writes
 
     async def answer(
         self, rollout: OpenRollout, envelope: Envelope, request: Request, on_text: OnText | None = None

@@ -162,6 +162,12 @@ class Store:
         """Calls of every attempt of every rollout of a group, by rollout, attempt and order of arrival."""
         return list(self._stored("c.group_id = ?", (group_id,), states))
 
+    def next_attempt(self, rollout_id: str) -> int:
+        """The first attempt of a rollout that was never opened here, from 0."""
+        query = "SELECT max(attempt) FROM attempts WHERE rollout_id = ?"
+        last = self._select(query, (rollout_id,))[0][0]
+        return 0 if last is None else last + 1
+
     def groups(self) -> list[str]:
         """Every group that has a call or an outcome, sorted."""
         return [

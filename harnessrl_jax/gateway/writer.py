@@ -27,6 +27,20 @@ class _Entry(NamedTuple):
     loop: asyncio.AbstractEventLoop | None = None
 
 
+class Writes(NamedTuple):
+    """What a writer has done.
+
+    Attributes:
+      transactions: durable transactions.
+      operations: how many operations they held.
+      failed: whether nothing can be written any more.
+    """
+
+    transactions: int
+    operations: int
+    failed: bool
+
+
 class _Outcome(NamedTuple):
     entry: _Entry
     value: Any
@@ -42,15 +56,10 @@ class Writer:
     Args:
       connect: opens the connection; called in the writer's thread.
       where: what to call the store in messages.
-
-    Attributes:
-      batches: transactions committed so far.
-      operations: operations they held.
     """
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], where: str) -> None:
-        self.batches = 0
-        self.operations = 0
+        self._transactions = self._operations = 0
         self._where = where
         self._connect = connect
         self._queue: deque[_Entry] = deque()
@@ -60,6 +69,11 @@ class Writer:
         self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="call-store", daemon=True)
         self._thread.start()
+
+    @property
+    def writes(self) -> Writes:
+        """What was done so far."""
+        return Writes(self._transactions, self._operations, self._failure is not None)
 
     def put(self, operation: Operation) -> None:
         """Queues an operation whose commit nobody waits for.
@@ -140,8 +154,8 @@ class Writer:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             return self._refused(batch)
-        self.batches += 1
-        self.operations += len(batch)
+        self._transactions += 1
+        self._operations += len(batch)
         return outcomes
 
     def _fail(self, error: sqlite3.Error) -> None:

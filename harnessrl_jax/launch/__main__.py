@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/NAME-SEED)")
         if name == "serve":
-            command.add_argument("--port", type=int, default=8000, help="port on the loopback address (default: 8000)")
+            _serve_options(command)
     inspect = commands.add_parser("inspect", help=COMMANDS["inspect"])
     inspect.add_argument(
         "--rollout", action="append", default=[], help="which rollout; may be repeated (default: list)"
@@ -79,6 +79,16 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--format", choices=("jsonl", "atif"), default="jsonl", help="default: jsonl, loss-free")
     _foreign_options(take_in)
     return top
+
+
+def _serve_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
+    command.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes any (default: 8000)")
+    command.add_argument("--public-url", help="https address of the proxy in front, for a host that others reach")
+    command.add_argument(
+        "--grace", type=float, default=30.0, metavar="SECONDS",
+        help="how long calls under way may take to finish when the process is told to stop (default: 30)",
+    )  # fmt: skip
 
 
 def _foreign_options(command: argparse.ArgumentParser) -> None:
@@ -149,9 +159,10 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         return evaluate(config, run_dir)
     if options.command == "serve":
-        from harnessrl_jax.launch.serve import serve
+        from harnessrl_jax.launch.serve import Serving, address_of, serve
 
-        return serve(config, run_dir, options.port)
+        address = address_of(options.host, options.port, options.public_url)
+        return serve(config, run_dir, Serving(address, options.grace))
     if config.algorithm.kind == "supervised":
         from harnessrl_jax.launch.supervised import warm_start
 

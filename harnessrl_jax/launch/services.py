@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +19,10 @@ from harnessrl_jax.gateway import (
     Server,
     Store,
     TextCodec,
+    Traffic,
     create_app,
 )
+from harnessrl_jax.gateway.registry import random_key
 from harnessrl_jax.launch.problems import Side
 from harnessrl_jax.launch.run_folder import RunFolder
 from harnessrl_jax.rollouts import (
@@ -42,7 +44,27 @@ class Services(NamedTuple):
     config: Config
     store: Store
     registry: Rollouts
+    traffic: Traffic
     logs: Path
+
+
+class Address(NamedTuple):
+    """Where a gateway listens, and what harnesses need to call it.
+
+    Attributes:
+      host: an address of this machine.
+      port: 0 takes any free one.
+      public_url: address that harnesses use, if it is not the one that is listened on.
+      make_key: makes the key of a rollout.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    public_url: str | None = None
+    make_key: Callable[[], str] = random_key
+
+
+LOCAL = Address()
 
 
 class Collected(NamedTuple):
@@ -78,11 +100,14 @@ class Collected(NamedTuple):
 
 @contextlib.contextmanager
 def open_services(
-    config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, port: int = 0
+    config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, address: Address = LOCAL
 ) -> Iterator[Services]:
     """Starts gateway and store; both are closed at the end, the sampler with them."""
     store = Store(folder.store)
-    with contextlib.closing(store), Server(port=port) as server:
+    with (
+        contextlib.closing(store),
+        Server(address.host, address.port, public=address.public_url is not None) as server,
+    ):
         gateway = Gateway(
             store=store,
             sampler=sampler,
@@ -91,9 +116,10 @@ def open_services(
             run_seed=config.seed,
             clock=time.time,
         )
-        registry = Rollouts(store, server.url)
-        server.start(create_app(gateway, registry, sampler))
-        yield Services(config, store, registry, folder.logs)
+        registry = Rollouts(store, address.public_url or server.url, address.make_key)
+        traffic = Traffic()
+        server.start(create_app(gateway, registry, sampler, traffic=traffic))
+        yield Services(config, store, registry, traffic, folder.logs)
 
 
 def sampling_policy(config: Config) -> SamplingPolicy:

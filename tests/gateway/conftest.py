@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harnessrl_jax.gateway import Gateway, Limits, Rollouts, SamplingPolicy, Server, Store, TextCodec, create_app
+from harnessrl_jax.gateway import (
+    Gateway,
+    Limits,
+    Rollouts,
+    SamplingPolicy,
+    Server,
+    Store,
+    TextCodec,
+    Traffic,
+    create_app,
+)
 from harnessrl_jax.gateway.store import ANSWERED
 from harnessrl_jax.sampler.protocol import Sample
 from harnessrl_jax.trajectories.records import LogpKind
@@ -136,7 +146,8 @@ class House:
         self.gateway = Gateway(
             store=self.store, sampler=self.sampler, codec=codec, policy=policy, run_seed=7, clock=time.time
         )
-        self.app = create_app(self.gateway, self.rollouts, self.sampler, max_body_bytes=1 << 20)
+        self.traffic = Traffic()
+        self.app = create_app(self.gateway, self.rollouts, self.sampler, max_body_bytes=1 << 20, traffic=self.traffic)
         self.server.start(self.app, grace_s=1)
         self.limits = limits or Limits()
         self.endpoint = self.open()

@@ -315,10 +315,10 @@ def test_many_calls_at_once_share_few_flushes(store):
         await asyncio.gather(*map(one, range(64)))
 
     store.open_attempt("r", 0)
-    before = store.writer.batches
+    before = store.writer.writes.transactions
     asyncio.run(all_of_them())
     assert len(store.calls("r", 0)) == 64
-    assert store.writer.batches - before <= 8
+    assert store.writer.writes.transactions - before <= 8
 
 
 def test_what_nobody_waits_for_is_written_soon(path, store):
