@@ -30,8 +30,9 @@ class Model(Section):
     init: Literal["pretrained", "random"] = "pretrained"
     """`random` takes only config.json and the tokenizer from the folder and draws the weights from the run's seed."""
     attention: Literal["dense", "blockwise"] = "blockwise"
-    remat: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    remat: Literal["none", "dots", "attention", "full"] = "none"
+    """What the backward pass computes again, for less memory and about a third more time: nothing, all but attention
+    and projections, all but attention, or whole layers."""
 
 
 _TOOL_CALL_FIELDS = {

@@ -1,9 +1,10 @@
 """The decoder: its configuration, its parameters and pure functions of both."""
 
 from harnessrl_jax.models.cache import KVCache, extend, init_cache
-from harnessrl_jax.models.config import DecoderConfig
-from harnessrl_jax.models.decoder import Decoder
+from harnessrl_jax.models.config import DecoderConfig, Experts
+from harnessrl_jax.models.decoder import Decoder, Remat
 from harnessrl_jax.models.lora import Adapters, adapted, init_adapters
+from harnessrl_jax.models.rope import Llama3Rope, YarnRope
 from harnessrl_jax.models.rows import Activation, Params, init_params, logits, picked_logps, row_hidden, target_logps
 
 __all__ = [
@@ -11,8 +12,12 @@ __all__ = [
     "Adapters",
     "Decoder",
     "DecoderConfig",
+    "Experts",
     "KVCache",
+    "Llama3Rope",
     "Params",
+    "Remat",
+    "YarnRope",
     "adapted",
     "extend",
     "init_adapters",

@@ -16,18 +16,23 @@ def cached_attention(
     k: Float[Array, "slot kv length dim"],
     v: Float[Array, "slot kv length dim"],
     position: Int[Array, "slot new"],
+    *,
+    window: int | None = None,
+    sinks: Float[Array, " head"] | None = None,
 ) -> Float[Array, "slot new head dim"]:
     """Attention of new tokens to the cached keys at or below their own position.
 
-    Reads only as many blocks of the cache as the longest slot needs. A block beyond a slot's own position leaves
-    that slot's running maximum, sum and output unchanged to the bit, so what a slot gets does not depend on how
-    long its neighbours are; nor on what the cache holds beyond its position, infinities and NaN included.
+    Reads only the blocks of the cache that some slot sees. A block that a slot does not see leaves that slot's running
+    maximum, sum and output unchanged to the bit, so what a slot gets does not depend on how long its neighbours are;
+    nor on what the cache holds beyond its position, infinities and NaN included.
 
     Args:
       q: rotated queries, not scaled.
       k: rotated keys, the new ones already written.
       v: values, the new ones already written.
-      position: place of each new token; increasing along the second axis, at least 0.
+      position: place of each new token; consecutive along the second axis, at least 0.
+      window: tokens that a query sees, itself included; None: all.
+      sinks: a score of each head that takes its share of the softmax and gives nothing.
 
     Returns:
       The output, in the type of `q`.
@@ -39,6 +44,7 @@ def cached_attention(
     queries = (q * dim**-0.5).reshape(slots, new, kv, group, dim).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(slots, kv, group * new, dim)
     last, limits = position[:, -1], jnp.tile(position, (1, group))
+    oldest = jnp.zeros_like(limits) if window is None else limits - (window - 1)
     block = math.gcd(length, BLOCK) if math.gcd(length, BLOCK) >= 32 else length
     step = jnp.arange(block, dtype=position.dtype)
 
@@ -50,7 +56,7 @@ def cached_attention(
         used = place[None, :] <= last[:, None]
         values = jnp.where(used[:, None, :, None], values, 0)  # 0 * garbage is not always 0
         scores = _product(queries, keys, 3)
-        seen = place[None, None, :] <= limits[:, :, None]
+        seen = (oldest[:, :, None] <= place[None, None, :]) & (place[None, None, :] <= limits[:, :, None])
         scores = jnp.where(seen[:, None], scores, MASKED)
         new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
         weights = jnp.exp(scores - new_top)
@@ -60,8 +66,12 @@ def cached_attention(
 
     column = (slots, kv, group * new, 1)
     start = jnp.full(column, FLOOR, wide), jnp.zeros(column, wide), jnp.zeros(queries.shape, wide)
+    if sinks is not None:  # as if a key of that score and value 0 had been read
+        top = jnp.repeat(sinks.astype(wide).reshape(1, kv, group), new, axis=2)[..., None]
+        start = jnp.broadcast_to(top, column), jnp.ones(column, wide), start[2]
+    first = jnp.maximum(oldest.min(), 0) // block
     blocks = jnp.minimum(last.max() // block + 1, length // block)
-    _, total, out = lax.fori_loop(0, blocks, read, start)
+    _, total, out = lax.fori_loop(first, blocks, read, start)
     out = (out / total).astype(q.dtype).reshape(slots, kv, group, new, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 

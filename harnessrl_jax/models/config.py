@@ -1,17 +1,32 @@
-"""config.json of a Hugging Face Qwen2 or Llama model <-> the sizes of our decoder. No JAX."""
+"""The sizes and features that make a decoder. No JAX."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from harnessrl_jax.errors import ModelError
+from harnessrl_jax.models import huggingface
+from harnessrl_jax.models.rope import RopeScaling
 
-SUPPORTED = ("llama", "qwen2")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts instead of each layer's MLP: a token goes to the `active` experts its router scores best."""
+
+    count: int
+    active: int  # experts of one token
+    renormalise: bool  # the weights of a token's experts sum to 1; else they are shares among all experts
+    form: Literal["silu", "clamped"] = "silu"
+    """`silu`: down(silu(gate(x)) * up(x)). `clamped`: the same with gate and up limited, and biases, as in gpt-oss."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.count:
+            raise ModelError(f"Experts: active must be 1 to count = {self.count}, got {self.active}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and constants of one decoder of the Llama / Qwen2 family."""
+    """Sizes and features of one decoder of the Llama / Qwen / gpt-oss family."""
 
     vocab_size: int
     hidden_size: int
@@ -19,11 +34,18 @@ class DecoderConfig:
     heads: int  # query heads
     kv_heads: int  # key-value heads; divides `heads`
     head_dim: int  # even: rotary embedding turns pairs
-    mlp_size: int  # units of the gated MLP
+    mlp_size: int  # units of the gated MLP, or of each expert
     rope_theta: float = 10_000.0
+    rope: RopeScaling | None = None
     rms_eps: float = 1e-6
     tie_embeddings: bool = True  # the output projection is the embedding, transposed
     qkv_bias: bool = False
+    output_bias: bool = False  # of the attention's output projection
+    qk_norm: bool = False  # RMS norm of every query and key head, before the rotation
+    sinks: bool = False  # a learned score of each head that takes attention and gives nothing
+    windows: tuple[int | None, ...] = ()
+    """Tokens that each layer sees, itself included; None: all of them. Empty: no layer has a window."""
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "mlp_size"):
@@ -40,80 +62,39 @@ class DecoderConfig:
         for name in ("rope_theta", "rms_eps"):
             if not getattr(self, name) > 0.0:
                 raise ModelError(f"DecoderConfig.{name} must be above 0, got {getattr(self, name)}.")
+        if self.windows and len(self.windows) != self.layers:
+            raise ModelError(
+                f"DecoderConfig.windows wants one entry for each of {self.layers} layers, got {len(self.windows)}."
+            )
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ModelError(f"DecoderConfig.windows must be at least 1 token, got {self.windows}.")
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees, itself included; None: all before it."""
+        return self.windows[layer] if self.windows else None
 
     @classmethod
     def from_huggingface(cls, config: Mapping[str, Any]) -> Self:
         """Reads the fields of a `config.json`.
 
         Args:
-          config: the parsed file; `model_type` is `llama` or `qwen2`. Both places of the rotary base are read:
-            `rope_theta` and `rope_parameters.rope_theta`.
+          config: the parsed file; `model_type` is one of `huggingface.FAMILIES`. Both places of the rotary base are
+            read: `rope_theta` and `rope_parameters.rope_theta`.
 
         Returns:
-          The decoder's sizes.
+          The decoder's sizes and features.
 
         Raises:
           ModelError: another model type, a missing field, or a feature the decoder does not have.
         """
-        kind = config.get("model_type")
-        if kind not in SUPPORTED:
-            raise ModelError(f"config.json: model_type is {kind!r}; this decoder runs {' and '.join(SUPPORTED)}.")
-        _refuse_unsupported(config)
-        heads = _required(config, "num_attention_heads")
-        hidden = _required(config, "hidden_size")
-        rope = config.get("rope_parameters") or {}
-        return cls(
-            vocab_size=_required(config, "vocab_size"),
-            hidden_size=hidden,
-            layers=_required(config, "num_hidden_layers"),
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            mlp_size=_required(config, "intermediate_size"),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            rms_eps=float(config.get("rms_norm_eps", 1e-6)),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=kind == "qwen2",
-        )
+        values = huggingface.read(config)
+        experts = values.pop("experts", None)
+        return cls(**values, experts=Experts(**experts) if experts else None)
 
     def to_huggingface(self) -> dict[str, Any]:
-        """The `config.json` under which Hugging Face builds the same network: Qwen2 with biases, else Llama."""
-        qwen = self.qkv_bias
-        return {
-            "architectures": ["Qwen2ForCausalLM" if qwen else "LlamaForCausalLM"],
-            "model_type": "qwen2" if qwen else "llama",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.mlp_size,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.rms_eps,
-            "rope_theta": self.rope_theta,
-            "tie_word_embeddings": self.tie_embeddings,
-            "torch_dtype": "float32",
-        } | ({} if qwen else {"attention_bias": False, "mlp_bias": False})
+        """The `config.json` under which Hugging Face builds the same network.
 
-
-def _required(config: Mapping[str, Any], name: str) -> int:
-    if name not in config:
-        raise ModelError(f"config.json: {name} is missing. It has: {', '.join(sorted(config))}.")
-    return int(config[name])
-
-
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raises for settings that would change the numbers if they were ignored."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    rope = scaling.get("rope_type", scaling.get("type", "default"))
-    refused = {
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-        "rope_type": (rope, "default"),
-        "attention_bias": (bool(config.get("attention_bias", False)), False),
-        "mlp_bias": (bool(config.get("mlp_bias", False)), False),
-        "use_sliding_window": (bool(config.get("use_sliding_window", False)), False),
-    }
-    for name, (given, wanted) in refused.items():
-        if given != wanted:
-            raise ModelError(f"config.json: {name} is {given!r}; this decoder has only {wanted!r}.")
+        Raises:
+          ModelError: no family has this combination of features.
+        """
+        return huggingface.write(self)

@@ -1,14 +1,33 @@
 """Tokens and positions -> hidden states and logits: the decoder as one Flax linen module."""
 
+from collections.abc import Mapping
+from typing import Literal
+
 import flax.linen as nn
 import jax
 from jaxtyping import Array, Float, Int
 
 from harnessrl_jax.attention import Implementation, TilePlan, TreeMask
 from harnessrl_jax.models.config import DecoderConfig
-from harnessrl_jax.models.layers import Layer, RMSNorm, embedding_init, rotary_angles
+from harnessrl_jax.models.initial import embedding_init
+from harnessrl_jax.models.layers import Layer
+from harnessrl_jax.models.norm import RMSNorm
+from harnessrl_jax.models.rotary import rotary_angles
 
-KEPT_BY_REMAT = ("attention_out", "attention_logsum")
+Remat = Literal["none", "attention", "dots", "full"]
+"""What the backward pass computes again: nothing; all but the attention's output; all but that and the projections;
+everything but the inputs of the layers. In this order less memory and more time, `dots` lies between the first two."""
+Plans = Mapping[int | None, TilePlan]
+"""The tile plan of every window that some layer has; None is the key of layers without one."""
+
+_ATTENTION = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_logsum")
+# Products without a batch axis are the projections; the scores of dense attention have one and are not kept.
+_DOTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+_POLICIES = {
+    "attention": _ATTENTION,
+    "dots": jax.checkpoint_policies.save_from_both_policies(_DOTS, _ATTENTION),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Decoder(nn.Module):
@@ -16,40 +35,45 @@ class Decoder(nn.Module):
 
     config: DecoderConfig
     implementation: Implementation = "blockwise"
-    remat: bool = False
+    remat: Remat = "none"
 
     def setup(self) -> None:
         """Creates the sub-modules; their names are the parameter names."""
         c = self.config
-        policy = jax.checkpoint_policies.save_only_these_names(*KEPT_BY_REMAT)
-        layer = nn.remat(Layer, policy=policy) if self.remat else Layer
+        layer = Layer if self.remat == "none" else nn.remat(Layer, policy=_POLICIES[self.remat])
         self.embed = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=embedding_init())
-        self.layers = [layer(c, self.implementation) for _ in range(c.layers)]
+        self.layers = [layer(c, self.implementation, c.window(i)) for i in range(c.layers)]
         self.final_norm = RMSNorm(c.rms_eps)
         if not c.tie_embeddings:
             self.lm_head = nn.Dense(c.vocab_size, use_bias=False)
 
     def __call__(
-        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask, plan: TilePlan | None = None
+        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask, plans: Plans | None = None
     ) -> Float[Array, "slot vocab"]:
         """Logits of every slot of one row: small inputs only, and for creating the parameters."""
-        return self.logits(self.row(token, position, mask, plan))
+        return self.logits(self.row(token, position, mask, plans))
 
     def row(
-        self, token: Int[Array, " slot"], position: Int[Array, " slot"], mask: TreeMask, plan: TilePlan | None
+        self,
+        token: Int[Array, " slot"],
+        position: Int[Array, " slot"],
+        mask: TreeMask,
+        plans: Plans | None,
+        experts: Int[Array, "slot layer active"] | None = None,
     ) -> Float[Array, "slot hidden"]:
-        """Normed hidden states of one packed row."""
-        rotary = rotary_angles(position, self.config.head_dim, self.config.rope_theta)
+        """Normed hidden states of one packed row; `experts` replays the choices of every layer's router."""
+        rotary = rotary_angles(self.config, position)
         x = self.embed(token)
-        for layer in self.layers:
-            x = layer(x, rotary, mask, plan)
+        for i, layer in enumerate(self.layers):
+            plan = plans[self.config.window(i)] if plans else None
+            x = layer(x, rotary, mask, plan, None if experts is None else experts[:, i])
         return self.final_norm(x)
 
     def extend(
         self, token: Int[Array, "slot new"], position: Int[Array, "slot new"], cache: tuple
     ) -> tuple[Float[Array, "slot new hidden"], tuple]:
         """Normed hidden states of new tokens, and the per-layer (key, value) caches that now hold them."""
-        rotary = rotary_angles(position, self.config.head_dim, self.config.rope_theta)
+        rotary = rotary_angles(self.config, position)
         x = self.embed(token)
         filled = []
         for layer, old in zip(self.layers, cache, strict=True):

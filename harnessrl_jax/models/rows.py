@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from harnessrl_jax.attention import BLOCK, Implementation, make_plan, row_mask
+from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models.config import DecoderConfig
-from harnessrl_jax.models.decoder import Decoder
+from harnessrl_jax.models.decoder import Decoder, Remat
 
 Params = dict[str, Any]
-Activation = Literal["hidden", "gate", "up", "heads", "residual"]
+Activation = Literal["hidden", "gate", "up", "heads", "residual", "experts"]
 """A quantity of every layer that `row_hidden` can return."""
 
 
@@ -23,9 +24,11 @@ def init_params(config: DecoderConfig, key: Key[Array, ""]) -> Params:
       key: consumed.
 
     Returns:
-      A plain nested dict: `embed/embedding`, `layers_{i}/attn/{q,k,v,o}/kernel` (and `bias` of q, k, v),
-      `layers_{i}/mlp/{gate,up,down}/kernel`, `layers_{i}/{input_norm,post_norm}/scale`, `final_norm/scale` and,
-      without tied embeddings, `lm_head/kernel`. Kernels are [in, out].
+      A plain nested dict: `embed/embedding`, `layers_{i}/attn/{q,k,v,o}/kernel` (and `bias`), `layers_{i}/attn/sinks`,
+      `layers_{i}/attn/{q_norm,k_norm}/scale`, `layers_{i}/mlp/{gate,up,down}/kernel`, or `layers_{i}/experts/` with
+      `{router,gate,up,down}/kernel` (and `bias`), `layers_{i}/{input_norm,post_norm}/scale`, `final_norm/scale` and,
+      without tied embeddings, `lm_head/kernel`: those of the configuration's features. Kernels are [in, out], those of
+      experts [expert, in, out].
     """
     one = jnp.zeros(1, jnp.int32)
     variables: Any = Decoder(config).init(key, one, one, row_mask(one + 1))
@@ -41,8 +44,9 @@ def row_hidden(
     *,
     implementation: Implementation = "blockwise",
     block: int = BLOCK,
-    remat: bool = False,
+    remat: Remat = "none",
     collect: Activation | None = None,
+    experts: Int[Array, "slot layer active"] | None = None,
 ) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot channel"], ...]]:
     """Normed hidden states of one packed row of prefix trees.
 
@@ -54,22 +58,41 @@ def row_hidden(
       subtree_end: one past the last descendant of each slot; own index + 1 on padding.
       implementation: which attention computes it.
       block: slots a side of a tile of blockwise attention; divides the row, or is at least as long.
-      remat: recompute the layers in the backward pass, except attention outputs.
+      remat: what of the layers the backward pass computes again.
       collect: the activation of every layer to return too: the input of the MLP's down projection ("hidden"), what
-        its gate and up projections give, the input of the attention's output projection ("heads"), or the layer's
-        output ("residual").
+        its gate and up projections give, the input of the attention's output projection ("heads"), the layer's
+        output ("residual"), or the experts that each slot chose ("experts").
+      experts: the experts of each slot and layer, as the sampler recorded them, so that the row is computed by those
+        that sampled it; valid numbers on padding too. None: the router chooses.
 
     Returns:
       The hidden states, and per layer the activation (empty unless asked for).
+
+    Raises:
+      ModelError: a dense decoder is asked for experts, or one of experts for the activations of an MLP.
     """
+    _check_experts(config, experts, collect)
     mask = row_mask(subtree_end)
-    plan = make_plan(mask, block_q=block, block_k=block) if implementation == "blockwise" else None
+    windows = {config.window(i) for i in range(config.layers)} if implementation == "blockwise" else ()
+    plans = {window: make_plan(mask, window=window, block_q=block, block_k=block) for window in windows}
     decoder = Decoder(config, implementation, remat)
     kept = [collect] if collect else []
-    result: Any = decoder.apply({"params": params}, token, position, mask, plan, method="row", mutable=kept)
+    result: Any = decoder.apply({"params": params}, token, position, mask, plans, experts, method="row", mutable=kept)
     hidden, sown = result
     layers = range(config.layers if collect else 0)
     return hidden, tuple(jax.tree.leaves(sown[collect][f"layers_{i}"])[0] for i in layers)
+
+
+def _check_experts(config: DecoderConfig, experts: Array | None, collect: Activation | None) -> None:
+    if config.experts is None:
+        if experts is not None or collect == "experts":
+            raise ModelError("row_hidden: asked for experts, but the configuration has none. Leave them out.")
+        return
+    if collect in ("hidden", "gate", "up"):
+        raise ModelError(f"row_hidden: collect is {collect!r}, which is of an MLP, but the layers have experts.")
+    wanted = (config.layers, config.experts.active)
+    if experts is not None and experts.shape[1:] != wanted:
+        raise ModelError(f"row_hidden: experts is {list(experts.shape)}, wanted [slots, {wanted[0]}, {wanted[1]}].")
 
 
 def logits(config: DecoderConfig, params: Params, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from harnessrl_jax.attention import Implementation
-from harnessrl_jax.models import Activation, DecoderConfig, picked_logps, row_hidden
+from harnessrl_jax.models import Activation, DecoderConfig, Remat, picked_logps, row_hidden
 
 
 class Row(NamedTuple):
@@ -81,7 +81,7 @@ def decoder_row_fn(
     *,
     temperature: float,
     implementation: Implementation,
-    remat: bool,
+    remat: Remat,
     collect: Activation | None,
 ) -> TwoPartRowFn:
     """The row function of `models.Decoder`.
@@ -90,7 +90,7 @@ def decoder_row_fn(
       config: sizes.
       temperature: of the sampler, above 0; log-probabilities are of the tempered distribution.
       implementation: which attention computes it.
-      remat: recompute the layers in the backward pass.
+      remat: what of the layers the backward pass computes again.
       collect: the activation that CAPO's statistic reads; None where nothing probes.
     """
 

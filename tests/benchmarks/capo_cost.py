@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from harnessrl_jax.capo import decoder_units, default, fixed_partition
-from harnessrl_jax.models import DecoderConfig, init_params
+from harnessrl_jax.models import DecoderConfig, Remat, init_params
 from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step
 from harnessrl_jax.trajectories import PackedBatch, Role
 
@@ -61,7 +61,7 @@ def packed(rows: int) -> PackedBatch:
     )
 
 
-def compiled_step(size: Size, form: str, remat: bool) -> tuple[Callable[[], Any], Any]:
+def compiled_step(size: Size, form: str, remat: Remat) -> tuple[Callable[[], Any], Any]:
     """One step of a form, and what XLA says about it."""
     model = DecoderConfig(
         vocab_size=VOCAB,
@@ -107,7 +107,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def measure(size: Size, repeats: int, remat: bool) -> None:
+def measure(size: Size, repeats: int, remat: Remat) -> None:
     """One width: compiles every form, interleaves their repeats and prints a line for each."""
     steps = {form: compiled_step(size, form, remat) for form in FORMS}
     times: dict[str, list[float]] = {form: [] for form in FORMS}
@@ -134,4 +134,4 @@ def measure(size: Size, repeats: int, remat: bool) -> None:
 if __name__ == "__main__":
     numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     for each in SIZES:
-        measure(each, numbers[0] if numbers else 7, "--no-remat" not in sys.argv)
+        measure(each, numbers[0] if numbers else 7, "none" if "--no-remat" in sys.argv else "attention")

@@ -64,7 +64,7 @@ def mean(params):
     """(statistic, row) -> mean statistic of the units."""
 
     def measure(statistic, row):
-        row_fn = decoder_row_fn(MODEL, temperature=1.0, implementation="dense", remat=False, collect=statistic.reads)
+        row_fn = decoder_row_fn(MODEL, temperature=1.0, implementation="dense", remat="none", collect=statistic.reads)
         probed, _ = probe_targets(row.role[None], row.rollout[None], row.success[None])
         return probe_row(row_fn(params, row).units, row.role, probed[0], statistic=statistic).mean()
 

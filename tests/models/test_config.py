@@ -93,10 +93,10 @@ def test_what_is_written_reads_back(file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, r"model_type is 'gpt2'; this decoder runs llama and qwen2\."),
+        ({"model_type": "gpt2"}, r"model_type is 'gpt2'; this decoder runs llama, qwen2, qwen3, qwen3_moe, gpt_oss\."),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}},
-            r"rope_type is 'linear'; this decoder has only 'default'\.",
+            r"rope_type is 'linear'; this decoder has 'default', 'llama3' and 'yarn'\.",
         ),
         ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; this decoder has only 'silu'\."),
         ({"attention_bias": True}, r"attention_bias is True; this decoder has only False\."),

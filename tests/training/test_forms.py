@@ -95,7 +95,7 @@ def gradient(params, batch):
     """(routing, ...) -> the routed gradient, the losses and the probe; compiled once for each set of choices."""
 
     @cache
-    def compiled(routing, remat=False, micro_rows=2, implementation="dense", family=NEURONS, mesh=None, **changes):
+    def compiled(routing, remat="none", micro_rows=2, implementation="dense", family=NEURONS, mesh=None, **changes):
         capo = dataclasses.replace(default(family), routing=routing, **changes)
         objective = Policy(clip_low=0.2, clip_high=0.28, capo=capo)
         row_fn = decoder_row_fn(
@@ -126,7 +126,7 @@ def difference(got, want):
     return max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
 
 
-EVERYTHING = {"other_role": "ungated", "denominator": "shared", "remat": True, "implementation": "blockwise"}
+EVERYTHING = {"other_role": "ungated", "denominator": "shared", "remat": "attention", "implementation": "blockwise"}
 CASES = {
     "sum": {},
     "three roles, remat, blockwise": EVERYTHING,

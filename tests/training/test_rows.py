@@ -27,7 +27,7 @@ def one_row(toy):
 @pytest.mark.parametrize("collect", ["hidden", "gate", "up", "heads", "residual", None])
 def test_outputs_are_those_of_the_source_slot(toy, params, collect):
     row = one_row(toy)
-    row_fn = decoder_row_fn(TINY, temperature=0.5, implementation="dense", remat=False, collect=collect)
+    row_fn = decoder_row_fn(TINY, temperature=0.5, implementation="dense", remat="none", collect=collect)
     out = jax.jit(row_fn)(params, row)
     hidden, units = jax.jit(
         lambda params: row_hidden(TINY, params, row.token, row.position, row.subtree_end, collect=collect)
