@@ -2,18 +2,36 @@
 
 import dataclasses
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt32
 
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine, Prefix, Settings
 from harnessrl_jax.sampler.pages import PageTable, chunk_keys
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
+from harnessrl_jax.sampler.sampling import WORD
 from harnessrl_jax.trajectories.records import LogpKind
+
+
+class Guide(Protocol):
+    """Says token by token what a grammar allows. Both raise SamplerError where it cannot go on."""
+
+    def words(self) -> UInt32[np.ndarray, " word"]:
+        """The tokens that may come next, as `sampling.Mask` has them; the caller's own."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Goes on after this token."""
+        ...
+
+
+EndOf = Callable[[list[int], int], int | None]
+"""All ids, and how many of them were looked at before -> the number of ids that complete a stop text, or None."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,26 +39,49 @@ class Job:
     """A request under way, and what was sampled for it so far."""
 
     request: SampleRequest
+    guide: Guide | None = None  # of `request.grammar`
+    end_of: EndOf | None = None  # of `request.stop`
     blocks: list[Int32[np.ndarray, "token 4"]] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)  # of each block
-    sampled: int = 0
+    ids: list[int] = dataclasses.field(default_factory=list)
+    stopped: bool = False  # whether a stop id or a stop text ended it
+    failure: SamplerError | None = None  # why it cannot go on
     cancelled: bool = False
 
     def add(self, block: Int32[np.ndarray, "token 4"], version: int) -> None:
-        """Appends tokens that one generate call sampled."""
+        """Appends tokens that one generate call sampled; nothing after a stop text."""
+        before, ids = len(self.ids), block[:, 0].tolist()
+        self.ids += ids
+        end = self.end_of(self.ids, before) if self.end_of is not None and ids else None
+        if end is not None:
+            block, self.ids[end:] = block[: end - before], []
+        self.stopped = end is not None or (bool(ids) and ids[-1] in self.request.stop_ids)
         self.blocks.append(block)
         self.versions.append(version)
-        self.sampled += len(block)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the last token is a stop id."""
-        return bool(self.sampled) and int(self.blocks[-1][-1, 0]) in self.request.stop_ids
+    def words(self, size: int) -> UInt32[np.ndarray, " word"] | None:
+        """The tokens that may be sampled next, as `size` words; None if there are none, which is its failure."""
+        try:
+            if self.guide is not None and self.ids:
+                self.guide.accept(self.ids[-1])
+            words = np.full(size, 2**WORD - 1, np.uint32) if self.guide is None else self.guide.words()
+        except SamplerError as error:
+            self.failure = error
+            return None
+        banned = np.asarray(self.request.banned_ids, np.uint32)
+        np.bitwise_and.at(words, banned // WORD, ~(np.uint32(1) << banned % WORD))
+        if not words.any():
+            self.failure = SamplerError(
+                f"Request {self.request.request_id!r}: banned_ids forbid every token that the grammar allows next. Ban "
+                "fewer, or change the grammar."
+            )
+            return None
+        return words
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to sample. The engine comes to the same conclusion by itself."""
-        return self.stopped or self.sampled == self.request.max_new_tokens
+        """Whether nothing is left to sample. The engine knows it too, but for stop texts and failures."""
+        return self.stopped or self.failure is not None or len(self.ids) == self.request.max_new_tokens
 
 
 @dataclasses.dataclass
@@ -50,15 +91,23 @@ class Lane:
     state: DecodeState
     free: list[int]
     running: dict[int, Job] = dataclasses.field(default_factory=dict)
+    restricted: dict[int, UInt32[np.ndarray, " word"]] = dataclasses.field(default_factory=dict)  # new words of slots
 
     def drop_cancelled(self) -> None:
         """Frees the slots of cancelled jobs; the next prompt overwrites them."""
         for slot in [slot for slot, job in self.running.items() if job.cancelled]:
             self.release(slot)
 
+    def restrict(self, slot: int, size: int) -> None:
+        """Notes what the slot's job may sample next."""
+        words = self.running[slot].words(size)
+        if words is not None:
+            self.restricted[slot] = words
+
     def release(self, slot: int) -> None:
         """Gives the slot to whoever comes next."""
         del self.running[slot]
+        self.restricted.pop(slot, None)
         self.free.append(slot)
 
 
@@ -123,6 +172,8 @@ class Batcher:
         self._admit()
         started = [lane for lane in self._lanes if lane.running]
         blocks = []
+        for lane in started:
+            self._restrict(lane)
         for lane in started:  # all calls are under way before the first result is awaited
             lane.state, block = self.engine.generate(self._params, lane.state)
             blocks.append(block.data)
@@ -145,7 +196,20 @@ class Batcher:
             length = len(job.request.prompt_ids)
             lane.state = self.engine.insert(prefix, lane.state, slot, length, settings_of(job.request))
             lane.running[slot] = job
+            if masked(job.request):
+                lane.restrict(slot, self.engine.words)
             self.counts.jobs += 1
+
+    def _restrict(self, lane: Lane) -> None:
+        """Brings new words of masks to the device, where there are any."""
+        if not lane.restricted:
+            return
+        changed = np.zeros(self.engine.slots, np.bool_)
+        words = np.zeros((self.engine.slots, self.engine.words), np.uint32)
+        for slot, row in lane.restricted.items():
+            changed[slot], words[slot] = True, row
+        lane.restricted.clear()
+        lane.state = self.engine.restrict(lane.state, changed, words)
 
     def _read(self, request: SampleRequest) -> Prefix:
         """The prompt's keys and values, from kept chunks as far as there are any."""
@@ -171,10 +235,17 @@ class Batcher:
         for slot, job in list(lane.running.items()):
             job.add(data[: lengths[slot], slot], self._version)
             self.counts.tokens += int(lengths[slot])
+            if job.guide is not None and not job.ended:
+                lane.restrict(slot, self.engine.words)
             if job.ended:
                 lane.release(slot)
                 ended.append(job)
         return ended
+
+
+def masked(request: SampleRequest) -> bool:
+    """Whether some tokens may never be sampled."""
+    return bool(request.banned_ids or request.grammar)
 
 
 def settings_of(request: SampleRequest) -> Settings:
@@ -185,6 +256,9 @@ def settings_of(request: SampleRequest) -> Settings:
         "temperature": np.float32(request.temperature),
         "top_p": np.float32(request.top_p),
         "top_k": np.int32(request.top_k),
+        "min_p": np.float32(request.min_p),
+        "masked": np.bool_(masked(request)),
+        "guided": np.bool_(request.grammar),
         "seed": np.array([request.seed >> 32, request.seed & 0xFFFFFFFF], np.uint32),
         "stop_ids": stop_ids,
         "remaining": np.int32(request.max_new_tokens),
@@ -202,11 +276,13 @@ def check(request: SampleRequest, engine: Engine) -> None:
             f"{name}a prompt of {prompt} tokens and max_new_tokens {new} need {prompt + new} tokens, but the sampler's "
             f"context is {engine.length}. {fix}, or start the sampler with a longer context."
         )
-    if max(request.prompt_ids) >= vocab:
+    if (largest := max((*request.prompt_ids, *request.banned_ids))) >= vocab:
         raise SamplerError(
-            f"{name}token id {max(request.prompt_ids)} is outside the vocabulary of {vocab}. "
+            f"{name}token id {largest} is outside the vocabulary of {vocab}. "
             "Render the prompt with this model's own tokenizer."
         )
+    if len(set(request.banned_ids)) == vocab:
+        raise SamplerError(f"{name}every token is banned; leave at least one.")
     if len(request.stop_ids) > STOP_IDS:
         raise SamplerError(f"{name}{len(request.stop_ids)} stop ids; the sampler takes at most {STOP_IDS}.")
 
@@ -220,7 +296,9 @@ def _result(job: Job) -> Sample | SamplerError:
             f"Request {request.request_id!r}: the model's logits are not finite with the weights of version "
             f"{job.versions[-1]}. The weights have diverged or were damaged: load those of an earlier version."
         )
-    cut = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    if job.failure is not None:
+        return job.failure
+    cut = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p}
     greedy = request.temperature == 0.0  # a choice, not a draw: only the raw log-probability says anything
     return Sample(
         output_ids=data[:, 0].copy(),

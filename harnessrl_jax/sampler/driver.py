@@ -19,6 +19,7 @@ from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.sampler.batching import Batcher, Counts, Job, check
 from harnessrl_jax.sampler.engine import Engine
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
+from harnessrl_jax.sampler.vocabulary import Vocabulary
 
 Result = concurrent.futures.Future[Sample]
 
@@ -50,12 +51,20 @@ class LocalSampler:
       lanes: decoding states, see `Batcher`.
       turn_chunks: prompt chunks read between two sampled blocks.
       placement: where to run; the first device if None.
+      vocabulary: what tokens mean; needed by requests with stop texts or a grammar.
     """
 
     def __init__(
-        self, engine: Engine, *, lanes: int = 1, turn_chunks: int = 256, placement: Sharding | None = None
+        self,
+        engine: Engine,
+        *,
+        lanes: int = 1,
+        turn_chunks: int = 256,
+        placement: Sharding | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.engine = engine
+        self._vocabulary = vocabulary
         self._lanes, self._turn_chunks = lanes, turn_chunks
         self._placement = placement or SingleDeviceSharding(jax.devices()[0])
         self._changed = threading.Condition()  # guards everything below
@@ -106,13 +115,16 @@ class LocalSampler:
         await self.complete(SampleRequest(prompt_ids=(0,), max_new_tokens=1, request_id="warm-up"))
 
     async def complete(self, request: SampleRequest) -> Sample:
-        """Samples until a stop id or the length limit. Cancelling the call frees its slot.
+        """Samples until a stop id, a stop text or the length limit. Cancelling the call frees its slot.
 
         Raises:
-          SamplerError: the request does not fit the engine, or the sampler has failed or is closed.
+          SamplerError: the request does not fit the engine, its grammar cannot be used, or the sampler has failed or is
+            closed.
         """
         check(request, self.engine)
-        pending = Pending(Job(request), concurrent.futures.Future())
+        # A grammar may take a while to compile.
+        job = await asyncio.to_thread(self._job, request) if request.grammar else self._job(request)
+        pending = Pending(job, concurrent.futures.Future())
         with self._changed:
             self._refuse_if_down(request)
             self._inbox.append(pending)
@@ -122,6 +134,17 @@ class LocalSampler:
     async def close(self) -> None:
         """Ends the thread; pending requests fail. Idempotent."""
         await asyncio.to_thread(self._stop)
+
+    def _job(self, request: SampleRequest) -> Job:
+        if not (request.stop or request.grammar):
+            return Job(request)
+        if self._vocabulary is None:
+            raise SamplerError(
+                f"Request {request.request_id!r}: stop texts and grammars need the model's tokenizer. Make the sampler "
+                "with a vocabulary."
+            )
+        guide = self._vocabulary.guide(request) if request.grammar else None
+        return Job(request, guide, self._vocabulary.end_of(request.stop) if request.stop else None)
 
     def _stop(self) -> None:
         atexit.unregister(self._stop)

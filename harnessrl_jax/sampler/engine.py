@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.models import DecoderConfig, KVCache, Params
-from harnessrl_jax.sampler.sampling import Drawn, draw, uniforms
+from harnessrl_jax.sampler.sampling import WORD, Cut, Drawn, Mask, draw, uniforms
 
 NO_TOKEN = -1  # in a result: the slot sampled nothing in that step; in stop ids: no stop id
 STOP_IDS = 8  # stop ids one request can have
@@ -32,6 +32,9 @@ class Settings(NamedTuple):
     temperature: Float[Array, "*slot"]
     top_p: Float[Array, "*slot"]
     top_k: Int32[Array, "*slot"]
+    min_p: Float[Array, "*slot"]
+    masked: Bool[Array, "*slot"]  # whether it samples only what `DecodeState.words` allow
+    guided: Bool[Array, "*slot"]  # whether its words change with each token: one token a generate call
     seed: UInt32[Array, "*slot 2"]  # high and low word
     stop_ids: Int32[Array, "*slot stop"]  # NO_TOKEN where there are fewer
     remaining: Int32[Array, "*slot"]  # tokens still to sample
@@ -59,6 +62,7 @@ class DecodeState(NamedTuple):
     position: Int32[Array, " slot"]  # absolute position of the token to be sampled next
     active: Bool[Array, " slot"]
     settings: Settings
+    words: UInt32[Array, "slot word"]  # tokens that a masked slot may sample, see `sampling.Mask`
 
 
 class Block(NamedTuple):
@@ -101,6 +105,11 @@ class Engine:
                 f"Take a length of {-(-self.length // self.chunk) * self.chunk}, or a chunk that divides it."
             )
 
+    @property
+    def words(self) -> int:
+        """Words of a mask over the vocabulary."""
+        return -(-self.config.vocab_size // WORD)
+
     def init_state(self) -> DecodeState:
         """A state in which every slot is free."""
         zeros = functools.partial(jnp.zeros, self.slots)
@@ -108,13 +117,17 @@ class Engine:
             temperature=zeros(jnp.float32),
             top_p=jnp.ones(self.slots, jnp.float32),
             top_k=zeros(jnp.int32),
+            min_p=zeros(jnp.float32),
+            masked=zeros(bool),
+            guided=zeros(bool),
             seed=jnp.zeros((self.slots, 2), jnp.uint32),
             stop_ids=jnp.full((self.slots, STOP_IDS), NO_TOKEN, jnp.int32),
             remaining=zeros(jnp.int32),
         )
         cache = models.init_cache(self.config, self.slots, self.length)
         hidden = jnp.zeros((self.slots, self.config.hidden_size))
-        return DecodeState(cache, hidden, position=zeros(jnp.int32), active=zeros(bool), settings=settings)
+        words = jnp.zeros((self.slots, self.words), jnp.uint32)
+        return DecodeState(cache, hidden, zeros(jnp.int32), zeros(bool), settings, words)
 
     def init_pages(self) -> Pages:
         """Empty pages, and before them one that keeps nothing: number `pages.SCRATCH`."""
@@ -142,8 +155,14 @@ class Engine:
         """Puts a prefix of `position` tokens into a slot; it is sampled from in the next generate call."""
         return insert(prefix, state, slot, position, settings)
 
+    def restrict(
+        self, state: DecodeState, changed: Bool[ArrayLike, " slot"], words: UInt32[ArrayLike, "slot word"]
+    ) -> DecodeState:
+        """Gives the slots that changed new words of their masks."""
+        return restrict(state, changed, words)
+
     def generate(self, params: Params, state: DecodeState) -> tuple[DecodeState, Block]:
-        """Samples up to `steps` tokens of every active slot."""
+        """Samples up to `steps` tokens of every active slot; one of a guided slot."""
         return generate(self.config, self.steps, params, state)
 
 
@@ -215,20 +234,35 @@ def insert(
         position=put(state.position, position),
         active=put(state.active, True),
         settings=jax.tree.map(put, state.settings, settings),
+        words=state.words,
     )
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def restrict(
+    state: DecodeState, changed: Bool[ArrayLike, " slot"], words: UInt32[ArrayLike, "slot word"]
+) -> DecodeState:
+    """Replaces the words of the slots that changed."""
+    return state._replace(words=jnp.where(jnp.asarray(changed)[:, None], words, state.words))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames=("state",))
 def generate(config: DecoderConfig, steps: int, params: Params, state: DecodeState) -> tuple[DecodeState, Block]:
-    """Samples and reads up to `steps` tokens of every active slot; stops early when no slot is active."""
+    """Samples and reads up to `steps` tokens of every active slot; stops early when there is nothing to sample.
+
+    A guided slot waits after its first token, for the words of the next.
+    """
+
+    def running(step: Array, state: DecodeState) -> Array:
+        return state.active & ((step == 0) | ~state.settings.guided)
 
     def more(carry: tuple[Array, DecodeState, Array]) -> Array:
         step, state, _ = carry
-        return (step < steps) & state.active.any()
+        return (step < steps) & running(step, state).any()
 
     def advance(carry: tuple[Array, DecodeState, Array]) -> tuple[Array, DecodeState, Array]:
         step, state, data = carry
-        state, row = _step(config, params, state)
+        state, row = _step(config, params, state, running(step, state))
         return step + 1, state, jax.lax.dynamic_update_slice_in_dim(data, row[None], step, 0)
 
     data = jnp.full((steps, *state.position.shape, 4), NO_TOKEN, jnp.int32)
@@ -236,24 +270,29 @@ def generate(config: DecoderConfig, steps: int, params: Params, state: DecodeSta
     return state, Block(data)
 
 
-def _step(config: DecoderConfig, params: Params, state: DecodeState) -> tuple[DecodeState, Int32[Array, "slot 4"]]:
-    """One token of every slot, and its entry of a Block."""
+def _step(
+    config: DecoderConfig, params: Params, state: DecodeState, running: Bool[Array, " slot"]
+) -> tuple[DecodeState, Int32[Array, "slot 4"]]:
+    """One token of every running slot, and its entry of a Block."""
     asked = state.settings
     scores = models.logits(config, params, state.hidden)
-    drawn = draw(scores, uniforms(asked.seed, state.position), asked.temperature, asked.top_p, asked.top_k)
-    remaining = asked.remaining - state.active
+    uniform = uniforms(asked.seed, state.position)
+    cut, mask = Cut(asked.top_p, asked.top_k, asked.min_p), Mask(asked.masked, state.words)
+    drawn = draw(scores, uniform, asked.temperature, cut, mask)
+    remaining = asked.remaining - running
     stopped = (drawn.token[:, None] == asked.stop_ids).any(-1)
-    active = state.active & ~stopped & (remaining > 0)
-    # Ended and free slots are computed too; they rewrite one place of their own cache, which nobody reads.
+    active = state.active & ~(running & (stopped | (remaining <= 0)))
+    # The others are computed too; they write one place of their own cache, which is overwritten before it is read.
     hidden, cache = models.extend(config, params, drawn.token[:, None], state.position, state.cache)
-    hidden = hidden[:, 0].astype(jnp.float32)
-    after = DecodeState(cache, hidden, state.position + active, active, asked._replace(remaining=remaining))
-    return after, _packed(drawn, state.active)
+    hidden = jnp.where(running[:, None], hidden[:, 0].astype(jnp.float32), state.hidden)
+    position = state.position + (running & active)
+    after = DecodeState(cache, hidden, position, active, asked._replace(remaining=remaining), state.words)
+    return after, _packed(drawn, running)
 
 
-def _packed(drawn: Drawn, active: Bool[Array, " slot"]) -> Int32[Array, "slot 4"]:
+def _packed(drawn: Drawn, running: Bool[Array, " slot"]) -> Int32[Array, "slot 4"]:
     bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (drawn.logp, drawn.raw_logp, drawn.survival)]
-    return jnp.where(active[:, None], jnp.stack([drawn.token, *bits], axis=-1), NO_TOKEN)
+    return jnp.where(running[:, None], jnp.stack([drawn.token, *bits], axis=-1), NO_TOKEN)
 
 
 @functools.cache

@@ -28,11 +28,20 @@ class SampleRequest:
     top_p: float = 1.0
     """Keeps the fewest tokens that reach this probability, in (0, 1]; 1 keeps all."""
     top_k: int = 0
-    """Keeps this many most probable tokens, before `top_p`; 0 keeps all."""
+    """Keeps this many most probable tokens, before `min_p` and `top_p`; 0 keeps all."""
+    min_p: float = 0.0
+    """Keeps tokens of at least this share of the highest probability, in [0, 1), before `top_p`; 0 keeps all."""
     seed: int = 0
     """In [0, 2**64). Equal requests with equal seeds give equal tokens."""
     stop_ids: tuple[int, ...] = ()
     """Sampling ends after any of these; it is part of the output."""
+    stop: tuple[str, ...] = ()
+    """Sampling ends after the token that completes any of these texts; its tokens are part of the output."""
+    banned_ids: tuple[int, ...] = ()
+    """Never sampled."""
+    grammar: str = ""
+    """What the whole output has to be, in the Lark notation of `llguidance`; "" leaves it free. One of `stop_ids` ends
+    it where the grammar does."""
     request_id: str = ""
     """For messages only."""
     on_tokens: Callable[[list[int]], None] | None = field(default=None, compare=False, repr=False)
@@ -44,7 +53,7 @@ class SampleRequest:
         name = f"Request {self.request_id!r}: "
         if not self.prompt_ids:
             raise SamplerError(f"{name}the prompt is empty; a sampler needs at least one token to continue.")
-        if min(self.prompt_ids) < 0 or min(self.stop_ids, default=0) < 0:
+        if min((*self.prompt_ids, *self.stop_ids, *self.banned_ids)) < 0:
             raise SamplerError(f"{name}a token id is negative; ids are 0 or more.")
         if self.max_new_tokens < 1:
             raise SamplerError(f"{name}max_new_tokens is {self.max_new_tokens}; ask for at least 1.")
@@ -54,6 +63,12 @@ class SampleRequest:
             raise SamplerError(f"{name}top_p is {self.top_p}; it must be in (0, 1], and 1 keeps every token.")
         if self.top_k < 0:
             raise SamplerError(f"{name}top_k is {self.top_k}; it must be 0 or more, and 0 keeps every token.")
+        if not 0.0 <= self.min_p < 1.0:
+            raise SamplerError(f"{name}min_p is {self.min_p}; it must be in [0, 1), and 0 keeps every token.")
+        if "" in self.stop:
+            raise SamplerError(f"{name}a stop text is empty; leave it out.")
+        if self.grammar and not self.stop_ids:
+            raise SamplerError(f"{name}a grammar ends with a stop id, and there is none; give at least one.")
         if not 0 <= self.seed < 2**64:
             raise SamplerError(f"{name}seed is {self.seed}; it must be in [0, 2**64).")
 
@@ -69,12 +84,13 @@ class Sample:
     versions: Int32[np.ndarray, " out"]
     """Version of the weights that sampled each token."""
     finish: Literal["stop", "length"]
-    """`stop`: the last token is a stop id. `length`: max_new_tokens were sampled."""
+    """`stop`: the last token is a stop id or completes a stop text. `length`: max_new_tokens were sampled."""
     raw_logps: Float[np.ndarray, " out"] | None = None
     """Log-probability under the model itself: temperature 1, every token kept."""
     survival: Float[np.ndarray, " out"] | None = None
-    """Probability, at the request's temperature, of the tokens that top_p and top_k kept, in (0, 1]. With it
-    `logps + log(survival)` is the log-probability at that temperature over the whole vocabulary."""
+    """Probability, at the request's temperature (1 where that is 0), of the tokens that could be sampled: those that
+    the grammar, banned_ids, top_k, min_p and top_p left; in (0, 1]. With it `logps + log(survival)` is the
+    log-probability at that temperature over the whole vocabulary, except where greedy."""
 
 
 class Sampler(Protocol):

@@ -36,16 +36,18 @@ class LogpKind:
     """How the sampler's log-probabilities were computed.
 
     Attributes:
-      mode: "raw" = log-softmax of the model's logits; "processed" = after temperature, top-p and top-k.
+      mode: "raw" = log-softmax of the model's logits; "processed" = after temperature, top-p, top-k and min-p.
       temperature: softmax temperature the token was drawn with, above 0.
       top_p: nucleus mass, in (0, 1].
       top_k: number of candidates kept; 0 = all.
+      min_p: candidates of at least this share of the highest probability are kept, in [0, 1); 0 = all.
     """
 
     mode: Literal["raw", "processed"]
     temperature: float
     top_p: float
     top_k: int
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         where = "LogpKind"
@@ -55,6 +57,7 @@ class LogpKind:
         )
         checks.need(0 < self.top_p <= 1, where, "top_p", self.top_p, "in (0, 1]")
         checks.whole(where, "top_k", self.top_k)
+        checks.need(0 <= self.min_p < 1, where, "min_p", self.min_p, "in [0, 1)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

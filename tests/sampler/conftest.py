@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harnessrl_jax.models import DecoderConfig, init_params, row_hidden
 from harnessrl_jax.sampler import Engine
+from harnessrl_jax.sampler.vocabulary import Vocabulary
 
 CONFIG = DecoderConfig(vocab_size=97, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_size=48)
 
@@ -38,3 +40,23 @@ def one_pass(engine):
         return row_hidden(CONFIG, params, token, jnp.arange(size), end, implementation="dense")[0]
 
     return lambda params, tokens: padded(params, np.resize(np.array(tokens), size))[: len(tokens)]
+
+
+END = 1  # the stop id of `letters`
+
+
+@pytest.fixture(scope="session")
+def letters():
+    """A tokenizer of 97 tokens: two control tokens, then the printable characters of ASCII."""
+    characters = ["Ġ", *(chr(code) for code in range(33, 127))]
+    vocabulary = {"<s>": 0, "</s>": END} | {character: 2 + at for at, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def vocabulary(letters):
+    return Vocabulary(letters, [END], CONFIG.vocab_size)

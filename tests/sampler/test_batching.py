@@ -48,6 +48,8 @@ def requests_of(seed, number):
             temperature=float(rng.choice([0.0, 0.6, 1.0])),
             top_p=float(rng.choice([1.0, 1.0, 0.8])),
             top_k=int(rng.choice([0, 0, 12])),
+            min_p=float(rng.choice([0.0, 0.0, 0.05])),
+            banned_ids=tuple(rng.integers(0, 97, 30).tolist()) if rng.random() < 0.3 else (),
             seed=int(rng.integers(2**40)),
             stop_ids=(int(rng.integers(97)), 3),
             request_id=f"r-{i}",
@@ -221,6 +223,11 @@ def test_weights_that_give_no_numbers_fail_the_request(engine, params):
         ({"prompt_ids": (1,) * 60, "max_new_tokens": 1}, r"need 61 tokens, .* is 48\. Shorten the prompt, or start"),
         ({"prompt_ids": (1, 97), "max_new_tokens": 1}, r"token id 97 is outside the vocabulary of 97\. Render"),
         ({"prompt_ids": (1,), "max_new_tokens": 1, "stop_ids": tuple(range(9))}, r"9 stop ids; .* at most 8"),
+        (
+            {"prompt_ids": (1,), "max_new_tokens": 1, "banned_ids": (98,)},
+            r"token id 98 is outside the vocabulary of 97",
+        ),
+        ({"prompt_ids": (1,), "max_new_tokens": 1, "banned_ids": tuple(range(97))}, r"every token is banned; leave"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused(engine, wishes, message):
@@ -239,7 +246,8 @@ def test_nothing_recompiles(engine, params):
     ask(server, *requests_of(2, 12))
     from harnessrl_jax.sampler import engine as functions
 
-    compiled = (functions.prefill, functions.restore, functions.insert, functions.generate)
+    compiled = (functions.prefill, functions.restore, functions.insert, functions.restrict, functions.generate)
     before = Counter({function.__name__: function._cache_size() for function in compiled})
+    assert all(before.values())
     ask(server, *requests_of(3, 12))
     assert Counter({function.__name__: function._cache_size() for function in compiled}) == before

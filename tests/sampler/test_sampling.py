@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from harnessrl_jax.sampler.sampling import draw, pick, survivors, uniforms
+from harnessrl_jax.sampler.sampling import LEAST, WORD, Cut, Mask, draw, pick, survivors, uniforms
 
 draw, pick, survivors, uniforms = map(jax.jit, (draw, pick, survivors, uniforms))
 LARGEST = np.float32(1 - 2**-23)  # the largest number that jax.random.uniform returns
@@ -14,14 +14,25 @@ ROWS, VOCAB = 64, 97  # every call has this shape, so that everything compiles o
 NEVER = -1e4
 
 
-def ask(logits, uniform=0.0, temperature=1.0, top_p=1.0, top_k=0):
-    """`draw` for some rows; a wish that is a number holds for all of them."""
+def words_of(allowed):
+    """Rows of booleans -> the words of a mask."""
+    bits = np.pad(allowed, ((0, 0), (0, -allowed.shape[1] % WORD)))
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+
+
+def ask(logits, uniform=0.0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, allowed=None):
+    """`draw` for some rows; a wish that is a number holds for all of them. `allowed` masks the first rows."""
     logits = np.asarray(logits, np.float32)
     rows, vocab = logits.shape
     padded = np.pad(logits, ((0, ROWS - rows), (0, VOCAB - vocab)), constant_values=NEVER)
-    wishes = (uniform, np.float32), (temperature, np.float32), (top_p, np.float32), (top_k, np.int32)
+    wishes = ((uniform, np.float32), (temperature, np.float32), (top_p, np.float32), (top_k, np.int32))
+    wishes = (*wishes, (min_p, np.float32))
     filled = [np.resize(np.asarray(value, dtype), ROWS) for value, dtype in wishes]
-    return jax.tree.map(lambda x: np.asarray(x)[:rows], draw(padded, *filled))
+    masked, open_to = np.zeros(ROWS, bool), np.zeros((ROWS, VOCAB), bool)
+    if allowed is not None:
+        masked[: len(allowed)], open_to[: len(allowed), :vocab] = True, allowed
+    drawn = draw(padded, filled[0], filled[1], Cut(*filled[2:]), Mask(masked, words_of(open_to)))
+    return jax.tree.map(lambda x: np.asarray(x)[:rows], drawn)
 
 
 def choose(weight, uniform):
@@ -106,33 +117,90 @@ def test_greedy_takes_the_first_of_the_best():
     assert drawn.survival == 1.0
 
 
-def kept_by_sorting(row, top_p, top_k):
+def kept_by_sorting(row, top_p, top_k, min_p):
     """The usual definition, in float64; equal tokens stand or fall together."""
     first = row >= np.sort(row)[::-1][min(top_k or len(row), len(row)) - 1]
     weight = np.where(first, np.exp(np.float64(row)), 0.0)
+    weight = np.where(weight >= min_p * weight.max(), weight, 0.0)
     ranked = np.sort(weight)[::-1]
     last = ranked[(np.cumsum(ranked) >= top_p * weight.sum() - 1e-9).argmax()]
-    return first & (weight >= last)
+    return (weight > 0) & (weight >= last)
 
 
 @given(
     arrays(np.float32, (8, 40), elements=st.integers(-8, 8).map(lambda n: n / 4)),
     st.sampled_from([0.05, 0.31, 0.77, 0.95, 1.0]),
     st.sampled_from([0, 1, 3, 20, 40, 90]),
+    st.sampled_from([0.0, 0.01, 0.13, 0.9]),  # no power of exp(1/4), which would sit on the border
 )
-def test_survivors_equal_those_found_by_sorting(logits, top_p, top_k):
+def test_survivors_equal_those_found_by_sorting(logits, top_p, top_k, min_p):
     logits[:, 0] = 3.0  # no row is flat: sums of equal weights would sit on the border of top_p
-    got = survivors(jnp.asarray(logits), jnp.full(8, top_p, jnp.float32), jnp.full(8, top_k, jnp.int32))
-    np.testing.assert_array_equal(got, [kept_by_sorting(row, top_p, top_k) for row in logits])
+    filled = (np.full(8, top_p, np.float32), np.full(8, top_k, np.int32), np.full(8, min_p, np.float32))
+    got = survivors(jnp.asarray(logits), Cut(*filled))
+    np.testing.assert_array_equal(got, [kept_by_sorting(row, top_p, top_k, min_p) for row in logits])
+
+
+def test_min_p_by_hand():
+    # p = .5 .3 .2: a share of 0.5 keeps what has at least .25.
+    logits = np.log([[0.5, 0.3, 0.2]])
+    drawn = ask(logits, 0.99, min_p=0.5)
+    assert drawn.token == 1
+    np.testing.assert_allclose([drawn.logp[0], drawn.survival[0]], [np.log(0.3 / 0.8), 0.8], rtol=1e-6)
+    assert ask(logits, 0.99, min_p=0.61).token == 0
+    assert ask(logits, 0.99, min_p=0.39).token == 2
+    # The most probable token first, then the nucleus of what is left: .5 reaches 0.6 of .8.
+    assert ask(logits, 0.99, min_p=0.5, top_p=0.6).token == 0
+
+
+def test_a_mask_by_hand():
+    # p = .5 .3 .2 without the first: .6 .4, and half of the mass survives.
+    logits, allowed = np.log([[0.5, 0.3, 0.2]]), np.array([[False, True, True]])
+    low, high = ask(logits, 0.59, allowed=allowed), ask(logits, 0.61, allowed=allowed)
+    assert (low.token[0], high.token[0]) == (1, 2)
+    np.testing.assert_allclose([low.logp[0], high.logp[0]], np.log([0.6, 0.4]), rtol=1e-6)
+    np.testing.assert_allclose([low.raw_logp[0], high.raw_logp[0]], np.log([0.3, 0.2]), rtol=1e-6)
+    np.testing.assert_allclose([low.survival[0], high.survival[0]], [0.5, 0.5], rtol=1e-6)
+    cold = ask(logits, 0.99, temperature=0.5, top_k=1, allowed=allowed)
+    assert cold.token == 1
+    np.testing.assert_allclose([cold.logp[0], cold.survival[0]], [0.0, 0.09 / 0.38], rtol=1e-6, atol=1e-6)
+    greedy = ask(logits, 0.99, temperature=0.0, allowed=allowed)
+    assert greedy.token == 1
+    np.testing.assert_allclose([greedy.logp[0], greedy.survival[0]], [np.log(0.3), 0.5], rtol=1e-6)
+
+
+def test_a_mask_that_leaves_next_to_nothing_still_gives_numbers():
+    drawn = ask([[200.0, 0.0, 0.0]], 0.7, allowed=np.array([[False, True, True]]))
+    assert (drawn.token[0], drawn.survival[0]) == (2, LEAST)
+    np.testing.assert_allclose([drawn.logp[0], drawn.raw_logp[0]], [np.log(0.5), -200.0], rtol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_masked_token_is_never_sampled(seed):
+    rng = np.random.default_rng(seed)
+    allowed = rng.random((8, 97)) < rng.choice([0.02, 0.5])
+    allowed[np.arange(8), rng.integers(97, size=8)] = True
+    wishes = {
+        "temperature": rng.choice([0.0, 1.0], 8),
+        "top_k": rng.choice([0, 5], 8),
+        "top_p": rng.choice([1, 0.5], 8),
+    }
+    drawn = ask(rng.normal(size=(8, 97)) * 30, rng.random(8), allowed=allowed, **wishes)
+    assert allowed[np.arange(8), drawn.token].all()
+    assert np.isfinite(drawn.logp).all()
+    assert ((drawn.survival > 0) & (drawn.survival <= 1)).all()
 
 
 def test_rows_do_not_see_each_other():
     rng = np.random.default_rng(1)
     logits, uniform = rng.normal(size=(6, 97)).astype(np.float32), rng.random(6).astype(np.float32)
     wishes = {"temperature": [1, 0, 0.7, 1, 1, 2], "top_p": [1, 1, 0.5, 1, 0.9, 1], "top_k": [0, 0, 0, 4, 9, 0]}
-    together = ask(logits, uniform, **wishes)
+    wishes["min_p"] = [0.1, 0, 0, 0, 0, 0]
+    allowed = rng.random((2, 97)) < 0.5
+    together = ask(logits, uniform, allowed=allowed, **wishes)
     for row in range(6):
-        alone = ask(np.tile(logits[row], (60, 1)), uniform[row], **{name: v[row] for name, v in wishes.items()})
+        only = {name: v[row] for name, v in wishes.items()}
+        mask = np.tile(allowed[row], (60, 1)) if row < 2 else None
+        alone = ask(np.tile(logits[row], (60, 1)), uniform[row], allowed=mask, **only)
         for got, want in zip(together, alone, strict=True):
             assert got[row] == want[59]
 
