@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -12,45 +12,11 @@ from numpy.typing import DTypeLike
 
 from harnessrl_jax.errors import WeightsError
 from harnessrl_jax.models.config import DecoderConfig
+from harnessrl_jax.weights.layout import Entry, entries
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DERIVED = ".rotary_emb.inv_freq"  # old Llama files store the rotary frequencies, which follow from the config
-
-
-class Entry(NamedTuple):
-    """One parameter: its path in our dict and its name, both with the shape in our layout."""
-
-    path: tuple[str, ...]
-    name: str  # in Hugging Face files
-    shape: tuple[int, ...]  # ours; a kernel is [in, out]
-    transposed: bool  # Hugging Face stores it [out, in]
-
-
-def entries(config: DecoderConfig) -> Iterator[Entry]:
-    """Every parameter a decoder of these sizes has, in file order."""
-    width, head = config.hidden_size, config.head_dim
-    yield Entry(("embed", "embedding"), "model.embed_tokens.weight", (config.vocab_size, width), False)
-    attention = {
-        "q": (width, config.heads * head),
-        "k": (width, config.kv_heads * head),
-        "v": (width, config.kv_heads * head),
-        "o": (config.heads * head, width),
-    }
-    mlp = {"gate": (width, config.mlp_size), "up": (width, config.mlp_size), "down": (config.mlp_size, width)}
-    for i in range(config.layers):
-        ours, theirs = f"layers_{i}", f"model.layers.{i}"
-        yield Entry((ours, "input_norm", "scale"), f"{theirs}.input_layernorm.weight", (width,), False)
-        yield Entry((ours, "post_norm", "scale"), f"{theirs}.post_attention_layernorm.weight", (width,), False)
-        for name, shape in attention.items():
-            yield Entry((ours, "attn", name, "kernel"), f"{theirs}.self_attn.{name}_proj.weight", shape, True)
-            if config.qkv_bias and name != "o":
-                yield Entry((ours, "attn", name, "bias"), f"{theirs}.self_attn.{name}_proj.bias", shape[1:], False)
-        for name, shape in mlp.items():
-            yield Entry((ours, "mlp", name, "kernel"), f"{theirs}.mlp.{name}_proj.weight", shape, True)
-    yield Entry(("final_norm", "scale"), "model.norm.weight", (width,), False)
-    if not config.tie_embeddings:
-        yield Entry(("lm_head", "kernel"), "lm_head.weight", (width, config.vocab_size), True)
 
 
 def load_model(folder: Path | str, *, dtype: DTypeLike = np.float32) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -70,13 +36,17 @@ def load_model(folder: Path | str, *, dtype: DTypeLike = np.float32) -> tuple[De
     folder = Path(folder)
     config = DecoderConfig.from_huggingface(_read_json(folder / "config.json"))
     where = _tensor_files(folder)
-    wanted = {entry.name: entry for entry in entries(config)}
+    wanted: dict[str, list[Entry]] = {}
+    for entry in entries(config):
+        wanted.setdefault(entry.name, []).append(entry)
     _check_names(folder, config, set(where), set(wanted))
     params: dict[str, Any] = {}
     for file in sorted(set(where.values())):
         with _open(file) as tensors:
             for name in (n for n, held_in in where.items() if held_in == file and n in wanted):
-                _put(params, wanted[name].path, _ours(file, wanted[name], tensors.get_tensor(name), dtype))
+                tensor = tensors.get_tensor(name)
+                for entry in wanted[name]:
+                    _fill(params, entry, file, tensor, dtype)
     if config.tie_embeddings and "lm_head.weight" in where:
         _check_tied(where["lm_head.weight"], params["embed"]["embedding"], dtype)
     return config, params
@@ -119,34 +89,43 @@ def save_model(
 def _theirs(config: DecoderConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our nested dict -> tensors under Hugging Face names and layout."""
     given = dict(_flatten(params))
-    wanted = {entry.path: entry for entry in entries(config)}
+    wanted = {entry.path: entry.shape for entry in entries(config)}
     if given.keys() != wanted.keys():
         slash = lambda paths: ", ".join(sorted("/".join(path) for path in paths)) or "none"
         raise WeightsError(
             f"save_model: the parameters do not fit the configuration. Missing: {slash(wanted.keys() - given.keys())}. "
             f"Unexpected: {slash(given.keys() - wanted.keys())}."
         )
-    tensors = {}
-    for path, entry in wanted.items():
-        value = np.asarray(given[path])
+    tensors: dict[str, np.ndarray] = {}
+    for entry in entries(config):
+        value = np.asarray(given[entry.path])
         if value.shape != entry.shape:
             raise WeightsError(
-                f"save_model: {'/'.join(path)} has shape {list(value.shape)}, "
+                f"save_model: {'/'.join(entry.path)} has shape {list(value.shape)}, "
                 f"the configuration wants {list(entry.shape)}."
             )
-        tensors[entry.name] = np.ascontiguousarray(value.T if entry.transposed else value)
+        if entry.name not in tensors:
+            tensors[entry.name] = np.empty(entry.stored, value.dtype)
+        tensors[entry.name][entry.stored_part] = _turned(entry, value[entry.part])
     return tensors
 
 
-def _ours(file: Path, entry: Entry, tensor: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """One tensor of a file -> our layout and type."""
-    wanted = entry.shape[::-1] if entry.transposed else entry.shape
-    if tensor.shape != wanted:
+def _fill(params: dict[str, Any], entry: Entry, file: Path, tensor: np.ndarray, dtype: DTypeLike) -> None:
+    """Copies what an entry says from one tensor of a file to our parameters, which grow as needed."""
+    if tensor.shape != entry.stored:
         raise WeightsError(
-            f"{file}: {entry.name} has shape {list(tensor.shape)}, config.json wants {list(wanted)}. "
+            f"{file}: {entry.name} has shape {list(tensor.shape)}, config.json wants {list(entry.stored)}. "
             "The file and config.json are of different models."
         )
-    return np.ascontiguousarray(tensor.T if entry.transposed else tensor, dtype=dtype)
+    for key in entry.path[:-1]:
+        params = params.setdefault(key, {})
+    if entry.path[-1] not in params:
+        params[entry.path[-1]] = np.empty(entry.shape, dtype)
+    params[entry.path[-1]][entry.part] = _turned(entry, tensor[entry.stored_part])
+
+
+def _turned(entry: Entry, part: np.ndarray) -> np.ndarray:
+    return part.T if entry.transposed else part
 
 
 def _check_names(folder: Path, config: DecoderConfig, given: set[str], wanted: set[str]) -> None:
@@ -229,12 +208,6 @@ def _flatten(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[
             yield from _flatten(value, (*prefix, key))
         else:
             yield (*prefix, key), value
-
-
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: np.ndarray) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
 
 
 def _some(names: list[str]) -> str:
