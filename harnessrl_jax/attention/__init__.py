@@ -2,6 +2,18 @@
 
 from harnessrl_jax.attention.interface import Implementation, tree_attention
 from harnessrl_jax.attention.mask import TreeMask, row_mask, visible
-from harnessrl_jax.attention.plan import BLOCK, TilePlan, make_plan
+from harnessrl_jax.attention.plan import BLOCK, TilePlan, make_plan, tile_full, tile_key, tile_query
 
-__all__ = ["BLOCK", "Implementation", "TilePlan", "TreeMask", "make_plan", "row_mask", "tree_attention", "visible"]
+__all__ = [
+    "BLOCK",
+    "Implementation",
+    "TilePlan",
+    "TreeMask",
+    "make_plan",
+    "row_mask",
+    "tile_full",
+    "tile_key",
+    "tile_query",
+    "tree_attention",
+    "visible",
+]

@@ -1,6 +1,7 @@
 """Queries, keys, values and a tree mask -> attention output, through the full score matrix: the oracle."""
 
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
@@ -15,6 +16,8 @@ def dense_attention(
     v: Float[Array, "key kv dim"],
     mask: TreeMask,
     *,
+    window: int | None,
+    sinks: Float[Array, " head"] | None,
     scale: float,
 ) -> Float[Array, "query head dim"]:
     """Softmax attention with grouped key-value heads: O(query * key) memory, differentiated by JAX.
@@ -24,6 +27,8 @@ def dense_attention(
       k: keys.
       v: values.
       mask: which key each query sees. A query that sees none gets 0.
+      window: as for `tree_attention`.
+      sinks: score of a key without value, that every query of the head sees.
       scale: factor of the scores.
 
     Returns:
@@ -37,10 +42,16 @@ def dense_attention(
     # as the same contraction written over five axes.
     stacked = (q * scale).reshape(queries, kv, group, dim).transpose(1, 2, 0, 3).reshape(kv, group * queries, dim)
     scores = jnp.matmul(stacked, k.transpose(1, 2, 0), preferred_element_type=wide)
-    seen = jnp.broadcast_to(visible(mask), (kv, group, queries, keys)).reshape(scores.shape)
+    seen = jnp.broadcast_to(visible(mask, window), (kv, group, queries, keys)).reshape(scores.shape)
     scores = jnp.where(seen, scores, MASKED)
-    weights = jnp.where(seen, jnp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
-    total = weights.sum(-1, keepdims=True)
+    top = lax.stop_gradient(scores.max(-1, keepdims=True))
+    rest = 0.0
+    if sinks is not None:
+        sink = jnp.repeat(sinks.reshape(kv, group), queries, axis=1)[..., None].astype(wide)
+        top = jnp.maximum(top, lax.stop_gradient(sink))
+        rest = jnp.exp(sink - top)
+    weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
+    total = weights.sum(-1, keepdims=True) + rest
     weights = weights / jnp.where(total > 0.0, total, 1.0)
     out = jnp.matmul(weights.astype(v.dtype), v.transpose(1, 0, 2), preferred_element_type=wide)
     out = out.reshape(kv, group, queries, dim).transpose(2, 0, 1, 3).reshape(q.shape)

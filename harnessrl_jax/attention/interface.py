@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+import jax
 from jaxtyping import Array, Float
 
 from harnessrl_jax.attention.blockwise import blockwise_attention
 from harnessrl_jax.attention.dense import dense_attention
-from harnessrl_jax.attention.mask import TreeMask
+from harnessrl_jax.attention.mask import TreeMask, depths
 from harnessrl_jax.attention.plan import TilePlan, make_plan
 from harnessrl_jax.errors import ModelError
 
@@ -20,22 +21,28 @@ def tree_attention(
     mask: TreeMask,
     plan: TilePlan | None = None,
     *,
+    window: int | None = None,
+    sinks: Float[Array, " head"] | None = None,
     scale: float | None = None,
     implementation: Implementation = "blockwise",
 ) -> Float[Array, "query head dim"]:
     """Softmax attention in which query i sees key j iff `lo[j] <= t[i] < hi[j]`.
 
-        out_i = Σ_j a_ij v_j,   a_ij = softmax over the visible j of (scale * q_i · k_j)
+        out_i = Σ_j a_ij v_j,   a_ij = exp(s_ij) / (exp(sink) + Σ_j' exp(s_ij')),   s_ij = scale * q_i · k_j
 
-    Works on one row; use `jax.vmap` for several. Differentiable in q, k and v (reverse mode).
+    over the visible j; exp(sink) is 0 without sinks. Works on one row; use `jax.vmap` for several. Differentiable in q,
+    k, v and sinks (reverse mode). Products take the inputs' type and are summed in at least f32.
 
     Args:
       q: queries; head h reads key-value head h // (heads / kv heads).
       k: keys, already with their position embedding.
       v: values.
       mask: the intervals, e.g. `row_mask(subtree_end)`. A query that sees no key gets 0.
-      plan: tiles to visit, from `make_plan(mask)`: pass it when several layers share a mask. Only "blockwise"
-        reads it, and makes its own when it is None.
+      plan: tiles to visit, from `make_plan(mask, window=window)`: pass it when several layers share a mask and a
+        window. "dense" does not read it; the others make their own when it is None.
+      window: a query sees only keys less than this many tokens above it on its path, itself included: depth, not
+        slots, counts. None means the whole path.
+      sinks: a learned score for each head, that takes part in the softmax and has no value.
       scale: factor of the scores; None means dim ** -0.5.
       implementation: "blockwise" needs O(tokens) memory and skips tiles nobody sees; "dense" writes the whole score
         matrix and is the reference.
@@ -44,26 +51,53 @@ def tree_attention(
       The output, in the type of `q`.
 
     Raises:
-      ModelError: shapes or names that do not fit together.
+      ModelError: shapes, windows or names that do not fit together.
+
+    References:
+      Xiao et al. 2023, https://arxiv.org/abs/2309.17453 (sinks); OpenAI 2025, https://arxiv.org/abs/2508.10925 (learned
+      sinks and alternating windows of gpt-oss)
     """
-    _check(q, k, v, mask)
+    _check(q, k, v, mask, plan, window, sinks)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     match implementation:
         case "dense":
-            return dense_attention(q, k, v, mask, scale=factor)
+            return dense_attention(q, k, v, mask, window=window, sinks=sinks, scale=factor)
         case "blockwise":
-            plan = make_plan(mask) if plan is None else plan
-            return blockwise_attention(q, k, v, mask, plan, scale=factor)
+            plan = make_plan(mask, window=window) if plan is None else plan
+            out, logsum = blockwise_attention(q, k, v, mask, plan, scale=factor)
         case _:
             raise ModelError(f"tree_attention: implementation is {implementation!r}; use 'blockwise' or 'dense'.")
+    return out if sinks is None else _with_sinks(out, logsum, sinks)
 
 
-def _check(q: Array, k: Array, v: Array, mask: TreeMask) -> None:
+def _with_sinks(
+    out: Float[Array, "query head dim"], logsum: Float[Array, "query head"], sinks: Float[Array, " head"]
+) -> Float[Array, "query head dim"]:
+    """Gives the sinks their share: exp(logsum) / (exp(logsum) + exp(sink)) of the output stays.
+
+    A query that sees no key has output 0, so its logsum does not matter.
+    """
+    kept = jax.nn.sigmoid(logsum - sinks.astype(logsum.dtype)[None, :])
+    return (out.astype(kept.dtype) * kept[..., None]).astype(out.dtype)
+
+
+def _check(
+    q: Array, k: Array, v: Array, mask: TreeMask, plan: TilePlan | None, window: int | None, sinks: Array | None
+) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if k.shape != v.shape or q.ndim != 3 or k.ndim != 3 or q.shape[2] != k.shape[2]:
         raise ModelError(f"tree_attention: wants q [query, head, dim] and k, v [key, kv, dim], got {shapes}.")
     if q.shape[1] % k.shape[1]:
         raise ModelError(f"tree_attention: the key-value heads must divide the heads, got {shapes}.")
-    lengths = tuple(x.shape[0] for x in mask)
+    lengths = tuple(x.shape[0] for x in (mask.t, mask.lo, mask.hi))
     if lengths != (q.shape[0], k.shape[0], k.shape[0]):
         raise ModelError(f"tree_attention: the mask is for (t, lo, hi) of lengths {lengths}, got {shapes}.")
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ModelError(f"tree_attention: wants one sink a head, got sinks {list(sinks.shape)} with {shapes}.")
+    if window is not None:
+        depths(mask, window)
+    if plan is not None and plan.window != window:
+        raise ModelError(
+            f"tree_attention: window is {window}, the plan was made for {plan.window}; "
+            "make one plan for each window: make_plan(mask, window=window)."
+        )

@@ -96,7 +96,7 @@ def measure(slots: int, repeats: int) -> None:
     for name, block in VARIANTS.items():
         median = np.median(times[name])
         tiles = (
-            [float(make_plan(m, block_q=block, block_k=block).active.sum()) * block**2 for m in masks] if block else []
+            [float(make_plan(m, block_q=block, block_k=block).query_start[-1]) * block**2 for m in masks] if block else []
         )
         memory = compiled[name].memory_analysis().temp_size_in_bytes / 1e6
         read = f"  tiles read {np.mean(tiles) / slots**2:.0%}" if tiles else ""
