@@ -7,8 +7,10 @@ a `UnitMap` can name.
 """
 
 from harnessrl_jax.capo.agreement import assert_same_partition
+from harnessrl_jax.capo.attach import Attachment
 from harnessrl_jax.capo.conflict import Conflict, conflict
 from harnessrl_jax.capo.families import adapter_units, decoder_units, head_units, layer_units, lora_units
+from harnessrl_jax.capo.foreign import StoredFactors, routed_loss, stored_factors, trained_units
 from harnessrl_jax.capo.fused import fused_gradient, position_local
 from harnessrl_jax.capo.partition import (
     RandomScore,
@@ -48,6 +50,7 @@ __all__ = [
     "RELU",
     "UNGATED",
     "UP_RELU",
+    "Attachment",
     "Capo",
     "CapoState",
     "Conflict",
@@ -56,6 +59,7 @@ __all__ = [
     "RandomScore",
     "RoleMasks",
     "Statistic",
+    "StoredFactors",
     "UnitFactors",
     "UnitMap",
     "UnitSlice",
@@ -91,8 +95,11 @@ __all__ = [
     "role_gradients",
     "role_masks",
     "route",
+    "routed_loss",
     "routed_updates",
     "scaled",
     "shared_factors",
+    "stored_factors",
+    "trained_units",
     "unit_products",
 ]

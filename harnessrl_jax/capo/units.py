@@ -156,8 +156,12 @@ def _size(layer: int, path: str, entry: UnitSlice | Whole, shapes: dict[str, Sha
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """The name of a leaf in a pytree, as in "layers_0/mlp/up/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    """The name of a leaf in a pytree, as in "layers_0/mlp/up/kernel".
+
+    A box that Flax puts around the array (`nnx.Variable`, `nn.Partitioned`) is no part of it.
+    """
+    boxed = path[-1:] == (jax.tree_util.GetAttrKey("value"),)
+    return jax.tree_util.keystr(path[:-1] if boxed else path, simple=True, separator="/")
 
 
 def expand(
