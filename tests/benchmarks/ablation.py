@@ -1,0 +1,83 @@
+"""What CAPO adds to plain policy gradients, arm by arm, against its controls.
+
+    python tests/benchmarks/ablation.py small [--arms NAME ...] [--regimes ...] [--modes ...] [--seeds ...]
+    python tests/benchmarks/ablation.py embedded [--arms NAME ...] [--seeds ...]
+    python tests/benchmarks/ablation.py table
+
+`small` trains a tiny decoder on two agents that translate (`ablation_task`), seconds a cell; `embedded` runs the
+launcher on the embedded task. Both add one JSON line a finished cell to `--results` and skip the cells that it holds,
+so they can be stopped and started again. `table` prints the Markdown tables of docs/results/capo.md from both files.
+"""
+
+import argparse
+import itertools
+import time
+from pathlib import Path
+
+from ablation_statistics import append, read
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
+FILES = {"small": RESULTS / "capo_small.jsonl", "embedded": RESULTS / "capo_embedded.jsonl"}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("small", "embedded", "table"))
+    parser.add_argument("--results", type=Path, help="where cells are kept")
+    parser.add_argument("--arms", nargs="+", help="all by default")
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--regimes", nargs="+", default=["base"])
+    parser.add_argument("--modes", nargs="+", default=["central"], choices=("central", "joint"))
+    parser.add_argument("--rates", nargs="+", type=float)
+    parser.add_argument("--compiled", type=Path, help="folder in which compiled functions are kept between runs")
+    return parser.parse_args()
+
+
+def small(args: argparse.Namespace) -> None:
+    """Runs the cells of stage 1 that are not in the results yet, those that share compiled code one after the other."""
+    import jax
+    from ablation_arms import ARMS
+    from ablation_small import RATE, Cell, run_cell
+
+    if args.compiled:
+        jax.config.update("jax_compilation_cache_dir", str(args.compiled))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    file = args.results or FILES["small"]
+    done = {Cell(*(line[name] for name in Cell._fields)) for line in read(file)}
+    for regime, mode, arm, rate, seed in itertools.product(
+        args.regimes, args.modes, args.arms or ARMS, args.rates or [RATE], args.seeds or range(5)
+    ):
+        if (cell := Cell(regime, mode, arm, rate, seed)) not in done:
+            began = time.process_time()
+            found = run_cell(cell)
+            append(file, {"stage": "small", **cell._asdict(), **found})
+            print(
+                f"{cell}: {found['before']:.3f} -> {found['after']:.3f}, {time.process_time() - began:.1f} s",
+                flush=True,
+            )
+
+
+def embedded(args: argparse.Namespace) -> None:
+    """Runs the cells of stage 2 that are not in the results yet."""
+    from ablation_embedded import ARMS, run_cell
+
+    file = args.results or FILES["embedded"]
+    done = {(line["arm"], line["seed"]) for line in read(file)}
+    for seed, arm in itertools.product(args.seeds or range(3), args.arms or ARMS):
+        if (arm, seed) not in done:
+            found = run_cell(arm, seed, Path("runs/ablation") / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}")
+            append(file, {"stage": "embedded", "arm": arm, "seed": seed, **found})
+            print(f"{arm}, seed {seed}: {found['before']:.3f} -> {found['after']:.3f}", flush=True)
+
+
+def tables(args: argparse.Namespace) -> None:
+    """Prints every table."""
+    from ablation_report import embedded_report, small_report
+
+    print(small_report(read(FILES["small"])))
+    print(embedded_report(read(FILES["embedded"])))
+
+
+if __name__ == "__main__":
+    given = arguments()
+    {"small": small, "embedded": embedded, "table": tables}[given.stage](given)
