@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from harnessrl_jax.gateway.exchange import Events, Head, Kind
-from harnessrl_jax.gateway.refusal import Refusal
+from harnessrl_jax.gateway.refusal import Refusal, stopping
 from harnessrl_jax.gateway.service import Answer
 
 
@@ -91,6 +91,9 @@ class Stream(Response):
             gone = await HttpRequest(scope, receive).is_disconnected()
             await send({"type": "http.response.body", "body": last})
             delivered = not gone
+        except asyncio.CancelledError:
+            # The server stops. An end without an error would look like a whole reply to some clients.
+            await send({"type": "http.response.body", "body": self._events.fail(stopping())})
         finally:
             self._work.cancel()
             left = [item, *(self._items.get_nowait() for _ in range(self._items.qsize()))]

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from harnessrl_jax.errors import StoreError, TextError
 from harnessrl_jax.gateway.dialects import COUNT_PATH, PATHS, dialect_at
-from harnessrl_jax.gateway.refusal import Refusal, bad_request
+from harnessrl_jax.gateway.refusal import Refusal, bad_request, stopping
 from harnessrl_jax.gateway.registry import OpenRollout
 
 LOGGER = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def counted(rollout: OpenRollout) -> Iterator[None]:
         yield
     except asyncio.CancelledError as error:
         # The server cancels what is left when it stops; the client gets an answer all the same.
-        raise Refusal("The gateway is stopping.", status=503, code="shutting_down", retry=True) from error
+        raise stopping() from error
     except Exception as error:
         refusal = refusal_of(error)
         if refusal.code not in ("rollout_closed", "internal_error", "store_failed"):

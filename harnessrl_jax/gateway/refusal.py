@@ -5,6 +5,7 @@ from typing import Any
 from harnessrl_jax.errors import GatewayError
 
 CONTEXT_OVERFLOW = "context_length_exceeded"
+_RETRY_AFTER_S = 5
 
 
 class Refusal(GatewayError):
@@ -60,6 +61,12 @@ class ContextOverflow(Refusal):
 def bad_request(message: str, *, code: str = "invalid_request", param: str | None = None) -> Refusal:
     """A request that no repetition makes right."""
     return Refusal(message, status=400, code=code, param=param)
+
+
+def stopping() -> Refusal:
+    """What a client hears of a service that ends; another one may take its place."""
+    text = "The gateway is stopping: calls under way are finished where they can be, new ones are not begun. Try again."
+    return Refusal(text, status=503, code="shutting_down", retry=True, retry_after_s=_RETRY_AFTER_S)
 
 
 def openai_error(refusal: Refusal) -> tuple[dict[str, Any], dict[str, str]]:

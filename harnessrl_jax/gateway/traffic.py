@@ -11,12 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harnessrl_jax.gateway.dialects import COUNT_PATH, PATHS
 from harnessrl_jax.gateway.failures import respond
-from harnessrl_jax.gateway.refusal import Refusal
+from harnessrl_jax.gateway.refusal import stopping
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _ENDS = (*PATHS, COUNT_PATH)
-# When the process that drains may have a successor.
-_RETRY_AFTER_S = 5
 
 
 class Traffic(Collector):
@@ -87,7 +85,7 @@ class Traffic(Collector):
 
     async def _count(self, end: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._enter():
-            app = respond(scope["path"], _stopping())
+            app = respond(scope["path"], stopping())
         started, status = self._clock(), 500
 
         async def watched(message: Message) -> None:
@@ -120,8 +118,3 @@ def _end(scope: Scope) -> str | None:
     if scope["type"] != "http" or scope["method"] != "POST":
         return None
     return next((end for end in _ENDS if scope["path"].endswith(end)), None)
-
-
-def _stopping() -> Refusal:
-    text = "The gateway is stopping: calls under way are finished, new ones are not begun. Try again later."
-    return Refusal(text, status=503, code="shutting_down", retry=True, retry_after_s=_RETRY_AFTER_S)
