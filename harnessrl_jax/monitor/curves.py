@@ -37,11 +37,18 @@ def learning_cards(records: Sequence[Record]) -> str:
 
 
 def capo_cards(records: Sequence[Record]) -> str:
-    """Conflict cosine over steps and by layer, and the partitions: sizes and overlap by layer."""
+    """Conflict over steps and by layer, what routing keeps, and the partitions: sizes and overlap by layer."""
     cosine = [_line(records, names.COSINE, "cosine", "c2")]
+    mass = [_line(records, names.MASS, "mass", "c2")]
+    kept = [
+        _line(records, names.RETAINED_ACTION, "action", "c2"),
+        _line(records, names.RETAINED_ARGS, "arguments", "c1"),
+    ]
     return (
         _curves("Conflict: cosine of action and argument gradients", cosine, (-0.25, 0.25))
+        + _curves("Conflict mass: what layers of opposite gradients add to the cosine", mass, (-0.25, 0.0))
         + _strip("Conflict by layer", records, names.COSINE_LAYER)
+        + _curves("Share of each role's squared gradient that its partition keeps", kept, (0.0, 1.0))
         + _partitions(records)
         + _overlap(records)
     )

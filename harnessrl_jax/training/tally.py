@@ -121,12 +121,13 @@ def conflict_metrics(conflict: Conflict) -> dict[str, Array]:
     """`capo/NAME` of every number of a `Conflict`, with `capo/NAME_valid` beside the ones that can be undefined."""
     metrics: dict[str, Array] = {}
     for name, value in conflict._asdict().items():
-        if name in ("norm", "retained"):
-            metrics[f"capo/{name}_action"], metrics[f"capo/{name}_args"] = value[ACTION], value[ARGS]
-        elif isinstance(value, tuple):
-            metrics[f"capo/{name}"], metrics[f"capo/{name}_valid"] = value
-        else:
-            metrics[f"capo/{name}"] = value
+        numbers = {"": value[0], "_valid": value[1]} if isinstance(value, tuple) else {"": value}
+        for suffix, number in numbers.items():
+            if name in ("norm", "retained"):
+                metrics[f"capo/{name}_action{suffix}"] = number[ACTION]
+                metrics[f"capo/{name}_args{suffix}"] = number[ARGS]
+            else:
+                metrics[f"capo/{name}{suffix}"] = number
     return metrics
 
 

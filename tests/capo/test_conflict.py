@@ -24,7 +24,7 @@ def test_known_angles(action, args, cosine):
     found = CONFLICT(MAP, pair([action, action], [args, args]), EMPTY)
     np.testing.assert_allclose(found.cosine.value, cosine, atol=1e-6)
     np.testing.assert_allclose(found.cosine_layer.value, [cosine] * 2, atol=1e-6)
-    np.testing.assert_allclose(found.mass, min(0, cosine), atol=1e-6)
+    np.testing.assert_allclose(found.mass.value, min(0, cosine), atol=1e-6)
     assert found.cosine.valid
     assert float(found.negative_layers) == (cosine < 0)
 
@@ -38,6 +38,11 @@ def test_a_gradient_of_0_gives_0_and_not_valid():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing))
     assert not nothing.cosine.valid
     assert not nothing.cosine_all.valid
+    assert not nothing.mass.valid
+    half = pair([zero, zero], [one, zero])
+    np.testing.assert_array_equal(CONFLICT(MAP, half, ~EMPTY).retained.valid, [False, True])
+    assert not CONFLICT(MAP, half, EMPTY).retained.valid.any()
+    assert not CONFLICT(MAP, half, EMPTY).mass.valid
     assert not nothing.jaccard_layer.valid.any()
 
 
@@ -50,7 +55,7 @@ def test_by_hand_on_a_partition():
     np.testing.assert_allclose(found.cosine_shared.value, -2 / np.sqrt(4 * 17), rtol=1e-6)
     np.testing.assert_allclose((found.cosine_action_only.value, found.cosine_args_only.value), (1, 1), rtol=1e-6)
     np.testing.assert_allclose(found.cosine_all.value, (1 - 9) / np.sqrt(18 * 28), rtol=1e-6)
-    np.testing.assert_allclose(found.retained, (5 / 9, 18 / 19), rtol=1e-6)
+    np.testing.assert_allclose(found.retained.value, (5 / 9, 18 / 19), rtol=1e-6)
     np.testing.assert_allclose(found.jaccard_layer.value, [1 / 3, 1], rtol=1e-6)
     sizes = (found.shared_layer, found.action_only_layer, found.args_only_layer, found.neither_layer)
     np.testing.assert_array_equal(sizes, [[1, 2], [1, 0], [1, 0], [0, 1]])
@@ -58,5 +63,5 @@ def test_by_hand_on_a_partition():
 
 def test_mass_weighs_layers_by_their_size():
     found = CONFLICT(MAP, pair([[1.0, 0, 0], [2.0, 0, 0]], [[-1.0, 0, 0], [2.0, 0, 0]]), EMPTY)
-    np.testing.assert_allclose(found.mass, -1 / 5, rtol=1e-6)
+    np.testing.assert_allclose(found.mass.value, -1 / 5, rtol=1e-6)
     assert float(found.negative_layers) == 0.5

@@ -55,6 +55,8 @@ def run_dir(tmp_path):
         for step in range(1, 13):
             metrics = {"reward": step / 12, "f1": step / 15, "loss": -0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 2.0}
             metrics |= {"capo/cosine": -0.5, "capo/cosine_valid": float(step > 1)}
+            metrics |= {"capo/mass": -0.1, "capo/mass_valid": float(step > 3), "capo/retained_action": 0.5}
+            metrics |= {"capo/retained_args": 0.25, "capo/retained_args_valid": 1.0}
             metrics |= {"capo/cosine_layer": np.array([-1.0, 0.5]), "capo/cosine_layer_valid": np.array([1, step > 1])}
             metrics |= {"capo/jaccard_layer": [0.0, 0.25], "capo/jaccard_layer_valid": [0.0, 1.0]}
             metrics |= {f"capo/{part}_layer": [8.0, 6.0] for part in ("action_only", "args_only", "shared", "neither")}
@@ -92,7 +94,9 @@ def test_every_curve_and_diagnostic_is_drawn(run_dir, summary):
     titles = [
         "Training questions: mean of each step's rollouts", "Held-out questions", "Loss", "Entropy of the policy, nats",
         "KL from the sampling policy, nats", "Gradient norm before clipping", "Conflict: cosine of action and argument",
-        "Conflict by layer", "Units of each layer by partition", "Overlap of the two partitions (Jaccard index)",
+        "Conflict mass: what layers of opposite gradients add to the cosine", "Conflict by layer",
+        "Share of each role's squared gradient that its partition keeps", "Units of each layer by partition",
+        "Overlap of the two partitions (Jaccard index)",
     ]  # fmt: skip
     for title in titles:
         assert title.replace("'", "&#x27;") in html
@@ -100,6 +104,8 @@ def test_every_curve_and_diagnostic_is_drawn(run_dir, summary):
     # Undefined cosines are left out: 11 of 12 points, and 23 of 24 cells of the strip.
     assert html.count("<title>cosine, step ") == 11
     assert "<title>cosine, step 1:" not in html
+    assert html.count("<title>mass, step ") == 9
+    assert html.count("<title>action, step ") == html.count("<title>arguments, step ") == 12
     assert html.count("<title>layer 0, step ") == 12  # the strip; layer 0 has no defined overlap
     assert html.count("<title>layer 1, step ") == 11 + 12
     assert "<title>layer 1, shared: 6 units</title>" in html
