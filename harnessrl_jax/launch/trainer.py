@@ -150,7 +150,7 @@ def policy_loss(algorithm: configuration.Policy) -> PolicyLoss:
         case "dual_clipped":
             return DualClipped(dual_clip=algorithm.dual_clip)
         case "gspo":
-            return Gspo()
+            return Gspo(sequence="call")
         case "cispo":
             return Cispo()
         case "reinforce":

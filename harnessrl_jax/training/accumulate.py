@@ -127,4 +127,4 @@ def zero_tally(objective: Objective, assigned: AssignedRows, capo: CapoState | t
     if not isinstance(capo, CapoState):
         return tally
     shape = capo.units.shape
-    return tally._replace(probe=Probe(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(())))
+    return tally._replace(probe=Probe(*(jnp.zeros(each, jnp.float32) for each in (shape, shape, ()))))

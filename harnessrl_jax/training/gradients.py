@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int, PyTree
 from harnessrl_jax.capo import conflict, reference_gradient, role_gradients, route, scaled, shared_factors
 from harnessrl_jax.training.accumulate import Gradient, MicroLoss, accumulate, micro_batches, micro_loss, zero_tally
 from harnessrl_jax.training.assignment import AssignedRows, Assignment
-from harnessrl_jax.training.call_ratios import with_call_ratios
-from harnessrl_jax.training.objectives import Objective, needs_call_ratios, roles_of
+from harnessrl_jax.training.objectives import Objective, roles_of, sequence_of
 from harnessrl_jax.training.one_pass import fused, position_local
 from harnessrl_jax.training.rows import RowFn
+from harnessrl_jax.training.sequence_ratios import with_sequence_ratios
 from harnessrl_jax.training.state import Routing, TrainState, widened
 from harnessrl_jax.training.tally import Tally, conflict_metrics
 
@@ -48,8 +48,10 @@ def batch_gradient(
     roles = roles_of(objective)
 
     def gradient_of(params: PyTree, work: Assignment, routing: Routing | None, rows_used: Array) -> BatchGradient:
-        if needs_call_ratios(objective):
-            work = with_call_ratios(row_fn, params, work, rows_used, micro_rows=micro_rows, shardings=shardings)
+        if sequence := sequence_of(objective):
+            work = with_sequence_ratios(
+                row_fn, params, work, rows_used, sequence=sequence, micro_rows=micro_rows, shardings=shardings
+            )
         form = _form(row_fn, objective, work.denominator, routing, params)
         zeros = jax.tree.map(lambda leaf: jnp.zeros((*form.axes, *leaf.shape), leaf.dtype), widened(params))
         capo = routing.state if routing else ()
@@ -93,9 +95,7 @@ def _form(
             gradient = fused(row_fn, objective, denominator, routing)
         case "position_local":
             gradient = position_local(row_fn, objective, denominator, routing)
-    # The role gradients never exist apart: the metrics keep the partition's sizes and mark conflict as not valid.
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), params)
-    return Form((), gradient, lambda total: (total, _measured(nothing, routing)))
+    return Form((), gradient, lambda total: (total, _unmeasured(params, routing)))
 
 
 def _routed(gradients: PyTree, routing: Routing) -> tuple[PyTree, dict[str, Array]]:
@@ -109,6 +109,12 @@ def _routed(gradients: PyTree, routing: Routing) -> tuple[PyTree, dict[str, Arra
 
 def _measured(gradients: PyTree, routing: Routing) -> dict[str, Array]:
     return conflict_metrics(conflict(routing.capo.unit_map, gradients, routing.state.units))
+
+
+def _unmeasured(params: PyTree, routing: Routing) -> dict[str, Array]:
+    """Metrics where the role gradients never exist apart: sizes of the partition, and conflict that is not valid."""
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), params)
+    return {name: value for name, value in _measured(nothing, routing).items() if not name.startswith("capo/norm_")}
 
 
 def _apart(loss: MicroLoss) -> Gradient:

@@ -43,9 +43,15 @@ class DualClipped:
     dual_clip: float
 
 
-@dataclasses.dataclass(frozen=True)
+Sequence = Literal["call", "row", "rollout"]
+"""Which targets share a ratio. By row the loss depends on packing: for batches of one sequence a row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gspo:
-    """One clipped ratio for each call: the geometric mean over its targets in the whole batch, wherever they lie."""
+    """One clipped ratio for each sequence: the geometric mean over its targets, wherever in the batch they lie."""
+
+    sequence: Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +100,9 @@ def roles_of(objective: Objective) -> int:
     return capo.roles if capo else 1
 
 
-def needs_call_ratios(objective: Objective) -> bool:
-    """Whether `row_loss` reads `Row.call_log_ratio`, which takes a forward pass over the batch beforehand."""
-    return isinstance(objective, Policy) and isinstance(objective.loss, Gspo)
+def sequence_of(objective: Objective) -> Sequence | None:
+    """Whose ratios `row_loss` reads in `Row.sequence_log_ratio`, which takes a forward pass over the batch before."""
+    return objective.loss.sequence if isinstance(objective, Policy) and isinstance(objective.loss, Gspo) else None
 
 
 def behaviour_logp(output: RowOutput, row: Row) -> Float[Array, " target"]:
@@ -122,7 +128,7 @@ def row_loss(objective: Objective, output: RowOutput, row: Row, weight: Float[Ar
         case DualClipped(dual_clip=limit):
             return dual_clipped_surrogate(output.logp, behaviour, row.advantage, weight, dual_clip=limit, **clip)
         case Gspo():
-            return gspo_token(output.logp, call_log_ratio(row), row.advantage, weight, **clip)
+            return gspo_token(output.logp, sequence_log_ratio(row), row.advantage, weight, **clip)
         case Cispo():
             return cispo(output.logp, behaviour, row.advantage, weight, **clip)
         case Reinforce() as loss:
@@ -138,7 +144,7 @@ def loss_terms(objective: Policy, output: RowOutput, row: Row, weight: Float[Arr
         case Clipped() | DualClipped():
             return terms
         case Gspo():
-            ratio = call_log_ratio(row)
+            ratio = sequence_log_ratio(row)
             return terms._replace(cut=ratio_terms(ratio, jnp.zeros_like(ratio), row.advantage, weight, **clip).cut)
         case Cispo():
             inside = (terms.ratio >= 1 - objective.clip_low) & (terms.ratio <= 1 + objective.clip_high)
@@ -149,15 +155,17 @@ def loss_terms(objective: Policy, output: RowOutput, row: Row, weight: Float[Arr
             return terms._replace(cut=acts.astype(terms.cut.dtype))
 
 
-def call_log_ratio(row: Row) -> Float[Array, " target"]:
-    """The log-ratio of each target's call.
+def sequence_log_ratio(row: Row) -> Float[Array, " target"]:
+    """The log-ratio of each target's sequence.
 
     Raises:
       LossError: the row holds none.
     """
-    if isinstance(row.call_log_ratio, tuple):
-        raise LossError("row_loss: Gspo needs the ratios of whole calls, and this row has none; use with_call_ratios")
-    return row.call_log_ratio
+    if isinstance(row.sequence_log_ratio, tuple):
+        raise LossError(
+            "row_loss: Gspo needs the ratios of whole sequences, and this row has none; use with_sequence_ratios"
+        )
+    return row.sequence_log_ratio
 
 
 def _importance(

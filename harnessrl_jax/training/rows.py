@@ -26,8 +26,8 @@ class Row(NamedTuple):
     success: Bool[Array, " target"]
     call: Int[Array, " target"]
     rollout: Int[Array, " target"]
-    call_log_ratio: Float[Array, " target"] | tuple[()] = ()
-    """Mean of logp - logp_behaviour over the target's call, nats; not in a packed batch, see `with_call_ratios`."""
+    sequence_log_ratio: Float[Array, " target"] | tuple[()] = ()
+    """Mean of logp - logp_behaviour over the target's sequence, nats; not in a packed batch: `with_sequence_ratios`."""
 
 
 class RowOutput(NamedTuple):

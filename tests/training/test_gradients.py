@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from harnessrl_jax.capo import UNGATED, expand, gradient_roles
-from harnessrl_jax.training import Supervised, init_state
+from harnessrl_jax.training import Supervised, init_state, make_step
 from harnessrl_jax.training.assignment import assign
 from harnessrl_jax.training.gradients import batch_gradient
 from harnessrl_jax.training.state import routing_of
@@ -110,6 +110,34 @@ def test_routed_gradient_is_the_masked_sum_of_role_gradients(toy, gradient, unit
     assert (role == UNGATED).any() == (changes["other_role"] == "ungated")
 
 
+def of_units(tree, layer, chosen):
+    """Everything that the chosen neurons of a layer own, as one vector."""
+    mlp = {name: part["kernel"] for name, part in tree[f"layers_{layer}"]["mlp"].items()}
+    return np.concatenate([mlp["gate"][:, chosen].ravel(), mlp["up"][:, chosen].ravel(), mlp["down"][chosen].ravel()])
+
+
+def test_shared_units_lose_what_the_roles_disagree_on(toy, gradient, units, direct):
+    """PCGrad by hand, layer by layer, with the args' advantages as they are and turned round: one of them conflicts."""
+    both, conflicts = units | np.roll(units, 1, axis=0) & (np.arange(8) < 4), 0  # more shared units than by chance
+    for sign in (1, -1):
+        batch = toy.batch(rows=ROWS, missing=0.3)
+        batch = batch._replace(advantage=np.where(batch.role == Role.ARGS, sign, 1) * batch.advantage)
+        got, _ = gradient(toy.capo(shared="pcgrad", **DROP), batch, units=both)
+        apart = [direct(batch, np.where(batch.role == r, batch.weight, 0))[1] for r in (Role.ACTION, Role.ARGS)]
+        for layer in range(2):
+            chosen = both[:, layer].all(axis=0)
+            a, g = (of_units(each, layer, chosen) for each in apart)
+            lost = min(a @ g, 0)
+            conflicts += lost < 0
+            want = a - lost / (g @ g) * g + g - lost / (a @ a) * a
+            np.testing.assert_allclose(of_units(got, layer, chosen), want, rtol=0, atol=1e-12)
+            alone = both[0, layer] & ~both[1, layer]
+            np.testing.assert_allclose(
+                of_units(got, layer, alone), of_units(apart[0], layer, alone), rtol=0, atol=1e-12
+            )
+    assert 0 < conflicts < 4
+
+
 def test_both_forms_agree(toy, gradient, units):
     batch = toy.batch(rows=ROWS, missing=0.3)
     vjp, measured = gradient(toy.capo(**DROP), batch, units=units)
@@ -118,6 +146,10 @@ def test_both_forms_agree(toy, gradient, units):
     np.testing.assert_allclose(measured["loss"], also_measured["loss"], rtol=1e-12)
     assert measured["capo/cosine_valid"]
     assert not also_measured["capo/cosine_valid"]
+    assert measured["capo/retained_args_valid"]
+    assert not also_measured["capo/retained_args_valid"]
+    assert 0 < measured["capo/retained_args"] < 1
+    assert {*measured} - {*also_measured} == {"capo/norm_action", "capo/norm_args"}
     np.testing.assert_array_equal(also_measured["capo/shared_layer"], measured["capo/shared_layer"])
 
 
@@ -221,6 +253,15 @@ def test_metrics_by_count(toy, gradient, plain_policy, direct):
     }
     for name, value in wanted.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_a_step_keeps_the_types_of_its_state(toy):
+    """Else its second call would compile again, and a checkpoint would not fit."""
+    state = init_state(toy.params(np.float64), optax.adam(1.0), toy.capo())
+    step = make_step(toy.row_fn, optax.adam(1.0), toy.capo(), micro_rows=2)
+    after, _ = jax.eval_shape(step, state, toy.batch(), jnp.int32(ROWS))
+    types = lambda tree: [(leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(tree)]
+    assert types(after) == types(state)
 
 
 def test_conflict_is_measured_before_the_masks(toy, gradient, units):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from harnessrl_jax.errors import LossError
+from harnessrl_jax.losses import authored_weight, distillation_advantage, self_distilled_advantage
 from harnessrl_jax.training import Cispo, Clipped, DualClipped, Gspo, Policy, Reinforce, init_state
 from harnessrl_jax.training.assignment import assign
 from harnessrl_jax.training.gradients import batch_gradient
@@ -19,12 +20,13 @@ from harnessrl_jax.training.tally import named_metrics
 
 ROWS = 5
 TRUNCATED, MASKED = (Reinforce(importance=each, limit=1.3) for each in ("truncated", "masked"))
-LOSSES = (Clipped(), DualClipped(dual_clip=1.4), Gspo(), Cispo(), Reinforce(importance="none", limit=1.3))
+GSPO = tuple(Gspo(sequence=each) for each in ("call", "row", "rollout"))
+LOSSES = (Clipped(), DualClipped(dual_clip=1.4), *GSPO, Cispo(), Reinforce(importance="none", limit=1.3))
 LOSSES += (TRUNCATED, MASKED)
 
 
 def name(loss):
-    return type(loss).__name__ + getattr(loss, "importance", "")
+    return type(loss).__name__ + getattr(loss, "importance", "") + getattr(loss, "sequence", "")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,9 +37,10 @@ def float64():
 
 @pytest.fixture(scope="module")
 def batch(toy):
-    """Calls that lie in two rows each, some targets without a log-probability of the sampler."""
+    """Calls that lie in two rows each, rollouts of two calls, some targets without a log-prob of the sampler."""
     batch = toy.batch(rows=ROWS, missing=0.3)
-    return batch._replace(call=np.where(batch.weight > 0, batch.rollout, -1).astype(np.int32))
+    call = np.where(batch.weight > 0, batch.rollout, -1).astype(np.int32)
+    return batch._replace(call=call, rollout=call // 2)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def gradient(toy):
     return run
 
 
-def factors(loss, log_ratio, advantage, call):
+def factors(loss, log_ratio, advantage, owners):
     """What the loss multiplies each counted target's gradient of -logp by, and whether its clip acts there."""
     ratio = np.exp(log_ratio)
     over = lambda ratio: np.where(advantage > 0, ratio > 1.28, ratio < 0.8)
@@ -74,8 +77,9 @@ def factors(loss, log_ratio, advantage, call):
             return np.where(over(ratio), 0, ratio), over(ratio)
         case DualClipped(dual_clip=limit):
             return np.where(over(ratio) | (advantage < 0) & (ratio > limit), 0, ratio), over(ratio)
-        case Gspo():
-            ratio = np.exp([log_ratio[call == each].mean() for each in call])
+        case Gspo(sequence=sequence):
+            owner = owners[sequence]
+            ratio = np.exp([log_ratio[owner == each].mean() for each in owner])
             return np.where(over(ratio), 0, ratio), over(ratio)
         case Cispo():
             return np.clip(ratio, 0.8, 1.28), (ratio > 1.28) | (ratio < 0.8)
@@ -101,8 +105,10 @@ def test_gradient_and_metrics_are_those_of_the_formula(loss, gradient, batch, mo
     logp, pull = model
     known, used = batch.has_logp & (batch.weight > 0), batch.weight > 0
     log_ratio = (logp - batch.logp_behaviour)[known]
+    number = np.arange(len(known))[:, None] + 0 * batch.call
+    owners = {"call": batch.call[known], "row": number[known], "rollout": batch.rollout[known]}
     factor, acts = np.ones(known.shape), np.zeros(known.shape)
-    factor[known], acts[known] = factors(loss, log_ratio, batch.advantage[known], batch.call[known])
+    factor[known], acts[known] = factors(loss, log_ratio, batch.advantage[known], owners)
     weight = batch.weight / batch.weight.sum(dtype=np.float64)
     want = pull(-np.where(used, weight * factor * np.where(used, batch.advantage, 0), 0))
     got, metrics = gradient(loss, batch)
@@ -130,27 +136,69 @@ def test_the_mismatch_of_sampler_and_trainer_is_reported(gradient, batch, model)
 
 def test_a_call_has_one_ratio_however_its_targets_lie_in_rows(gradient, batch):
     """Micro-batches, and whole rows in another order; calls of one row each give another gradient."""
-    want, _ = gradient(Gspo(), batch)
+    want, _ = gradient(GSPO[0], batch)
     order = np.r_[np.random.default_rng(0).permutation(ROWS), ROWS : len(batch.token)]
     shuffled = jax.tree.map(lambda leaf: leaf[order], batch)
-    for got, _ in (gradient(Gspo(), batch, micro_rows=8), gradient(Gspo(), shuffled)):
+    for got, _ in (gradient(GSPO[0], batch, micro_rows=8), gradient(GSPO[0], shuffled)):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), got, want)
     alone = batch._replace(call=np.where(batch.weight > 0, np.arange(8)[:, None], -1).astype(np.int32))
-    other, _ = gradient(Gspo(), alone)
+    other, _ = gradient(GSPO[0], alone)
     assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (other, want)), strict=True)) > 1e-3
 
 
 def test_roles_share_the_ratio_of_their_call(toy, gradient, batch):
     """Routed by full masks with one denominator, GSPO is what it is unrouted."""
-    want, _ = gradient(Gspo(), batch)
+    want, _ = gradient(GSPO[0], batch)
     capo = toy.capo(other_role="args", denominator="shared").capo
-    got, _ = gradient(Gspo(), batch, capo=capo)
+    got, _ = gradient(GSPO[0], batch, capo=capo)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), got, want)
 
 
-def test_a_row_without_call_ratios_is_refused(toy):
+def by_teacher(batch, used):
+    """RLSD: half of each advantage is scaled by what a teacher thinks of the token."""
+    teacher = batch.logp_behaviour + np.where(used, 0.6 * np.cos(np.arange(used.size)).reshape(used.shape), np.nan)
+    got = self_distilled_advantage(
+        batch.advantage, batch.logp_behaviour, teacher, used, mix=0.5, clip_low=0.2, clip_high=0.3
+    )
+    factor = np.clip(np.exp(np.sign(batch.advantage) * (teacher - batch.logp_behaviour)), 0.8, 1.3)
+    return batch._replace(advantage=got), np.where(used, batch.advantage * (0.5 + 0.5 * factor), 0)
+
+
+def distilled(batch, used):
+    """On-policy distillation: the advantage is what a teacher would rather have said."""
+    teacher = np.where(used, -2.0 + np.sin(np.arange(used.size)).reshape(used.shape), np.nan)
+    got = distillation_advantage(batch.logp_behaviour, teacher, used)
+    return batch._replace(advantage=got), np.where(used, teacher - batch.logp_behaviour, 0)
+
+
+def regressed(batch, used):
+    """Advantage-weighted regression: imitation, the better rollouts more."""
+    factor = np.minimum(np.exp(batch.advantage / 0.5), 3.0).astype(np.float32)
+    return batch._replace(advantage=factor), np.where(used, factor, 0)
+
+
+def in_tandem(batch, used):
+    """Two authors take turns; one is trained, and nothing of the other's tokens is read."""
+    author = np.where(used, np.arange(used.shape[1]) % 2, 2)
+    weight = np.asarray(authored_weight(batch.weight, author, trained=1))
+    hidden = np.where(weight > 0, batch.advantage, np.nan).astype(np.float32)
+    return batch._replace(weight=weight, advantage=hidden), np.where(weight > 0, batch.advantage, 0)
+
+
+@pytest.mark.parametrize("change", [by_teacher, distilled, regressed, in_tandem], ids=lambda change: change.__name__)
+def test_what_credit_and_authors_change_enters_a_step_through_its_batch(change, gradient, toy, model):
+    batch, (_, pull) = toy.batch(rows=ROWS), model
+    changed, credit = change(batch, batch.weight > 0)
+    got, _ = gradient(Reinforce(importance="none", limit=1.3), jax.tree.map(np.asarray, changed))
+    weight = np.asarray(changed.weight, np.float64)
+    want = pull(-weight / weight.sum() * credit)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), got, want)
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(got)) > 0.01
+
+
+def test_a_row_without_sequence_ratios_is_refused(toy):
     row = Row(*(jnp.asarray(leaf[0]) for leaf in toy.batch(rows=1)))
     output = RowOutput(jnp.zeros(6), jnp.zeros(6), ())
-    objective = Policy(clip_low=3e-4, clip_high=4e-4, capo=None, loss=Gspo())
-    with pytest.raises(LossError, match="Gspo needs the ratios of whole calls, and this row has none"):
+    objective = Policy(clip_low=3e-4, clip_high=4e-4, capo=None, loss=GSPO[0])
+    with pytest.raises(LossError, match="Gspo needs the ratios of whole sequences, and this row has none"):
         row_loss(objective, output, row, row.weight)

@@ -53,4 +53,4 @@ def test_a_unit_that_fires_on_the_action_token_is_not_probed(toy):
 
 def test_a_row_has_the_fields_of_a_packed_batch():
     # The ratio of the whole call is the one thing that is made on the way.
-    assert Row._fields == (*PackedBatch._fields, "call_log_ratio")
+    assert Row._fields == (*PackedBatch._fields, "sequence_log_ratio")
