@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from harnessrl_jax.capo import forget_moments, role_masks
+from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.errors import PartitionError, ShardingError
 from harnessrl_jax.training import Supervised, init_state, make_optimizer, make_step
 
@@ -123,17 +124,21 @@ def test_a_number_that_is_not_finite_changes_nothing_and_is_told(toy, objective,
     assert bits((after.params, after.opt_state, after.capo)) == bits((state.params, state.opt_state, state.capo))
 
 
-def test_it_resumes_in_the_middle_of_the_schedule(toy, objective, step):
+def test_it_resumes_from_disk_in_the_middle_of_the_schedule(toy, objective, step, tmp_path):
     straight = run_steps(step, init_state(toy.params(), ADAMW, objective), toy, range(6))
     stopped = run_steps(step, init_state(toy.params(), ADAMW, objective), toy, range(4))[-1][0]
     assert stopped.capo.active
     assert stopped.capo.age == 1  # neither fresh nor due
-    on_disk = jax.tree.map(np.asarray, stopped)
-    resumed = run_steps(step, jax.tree.map(jnp.asarray, on_disk), toy, range(4, 6))
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        checkpoints.save(4, stopped, {})
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), stopped)
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        restored, _ = checkpoints.restore(4, like)
+    resumed = run_steps(step, restored, toy, range(4, 6))
     for (got, metrics), (want, wanted) in zip(resumed, straight[4:], strict=True):
         assert bits(got) == bits(want)
         assert bits(metrics) == bits(wanted)
-    assert resumed[-1][0].capo.refreshes > on_disk.capo.refreshes
+    assert resumed[-1][0].capo.refreshes > restored.capo.refreshes
 
 
 def test_padding_rows_are_never_computed(toy, plain_policy):
