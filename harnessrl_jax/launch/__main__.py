@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": "check a call store against the rules; exit status 1 if something is wrong",
     "export": "write the calls of a run as lines of JSON or as ATIF documents",
     "import": "read such files into a new call store",
+    "convert": "write the model folder of a GGUF file",
 }
 CONFIGURED = ("train", "eval", "serve")
 """Commands that read a configuration, whose keys are then options too."""
@@ -78,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
     for command in (export, take_in):
         command.add_argument("--format", choices=("jsonl", "atif"), default="jsonl", help="default: jsonl, loss-free")
     _foreign_options(take_in)
+    convert = commands.add_parser("convert", help=COMMANDS["convert"])
+    convert.add_argument("source", help="a GGUF file, or package:NAME for the one in an installed Python package")
+    convert.add_argument("folder", type=Path, help="the new model folder")
+    convert.add_argument(
+        "--chat-template", help="a Jinja file to use instead of the source's own, or builtin:NAME for that of a model"
+    )
     return top
 
 
@@ -173,7 +180,7 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _look(options: argparse.Namespace) -> int:
-    """The commands that read what a run has kept."""
+    """The commands that read no configuration."""
     if options.command == "doctor":
         from harnessrl_jax.launch.doctor import doctor
 
@@ -184,6 +191,10 @@ def _look(options: argparse.Namespace) -> int:
         return export(options.store, options.model, options.format, options.out)
     if options.command == "import":
         return _import(options)
+    if options.command == "convert":
+        from harnessrl_jax.launch.converting import convert
+
+        return convert(options.source, options.folder, options.chat_template)
     from harnessrl_jax.launch.inspect import inspect
 
     return inspect(options.store, options.rollout, model=options.model, html=options.html)

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from harnessrl_jax.errors import WeightsError
 from harnessrl_jax.models.config import DecoderConfig
-from harnessrl_jax.weights.layout import Entry, entries
+from harnessrl_jax.weights.layout import by_tensor, entries, fill, some, turned
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,9 +36,7 @@ def load_model(folder: Path | str, *, dtype: DTypeLike = np.float32) -> tuple[De
     folder = Path(folder)
     config = DecoderConfig.from_huggingface(_read_json(folder / "config.json"))
     where = _tensor_files(folder)
-    wanted: dict[str, list[Entry]] = {}
-    for entry in entries(config):
-        wanted.setdefault(entry.name, []).append(entry)
+    wanted = by_tensor(config)
     _check_names(folder, config, set(where), set(wanted))
     params: dict[str, Any] = {}
     for file in sorted(set(where.values())):
@@ -46,7 +44,7 @@ def load_model(folder: Path | str, *, dtype: DTypeLike = np.float32) -> tuple[De
             for name in (n for n, held_in in where.items() if held_in == file and n in wanted):
                 tensor = tensors.get_tensor(name)
                 for entry in wanted[name]:
-                    _fill(params, entry, file, tensor, dtype)
+                    fill(params, entry, file, tensor, dtype)
     if config.tie_embeddings and "lm_head.weight" in where:
         _check_tied(where["lm_head.weight"], params["embed"]["embedding"], dtype)
     return config, params
@@ -106,26 +104,8 @@ def _theirs(config: DecoderConfig, params: Mapping[str, Any]) -> dict[str, np.nd
             )
         if entry.name not in tensors:
             tensors[entry.name] = np.empty(entry.stored, value.dtype)
-        tensors[entry.name][entry.stored_part] = _turned(entry, value[entry.part])
+        tensors[entry.name][entry.stored_part] = turned(entry, value[entry.part])
     return tensors
-
-
-def _fill(params: dict[str, Any], entry: Entry, file: Path, tensor: np.ndarray, dtype: DTypeLike) -> None:
-    """Copies what an entry says from one tensor of a file to our parameters, which grow as needed."""
-    if tensor.shape != entry.stored:
-        raise WeightsError(
-            f"{file}: {entry.name} has shape {list(tensor.shape)}, config.json wants {list(entry.stored)}. "
-            "The file and config.json are of different models."
-        )
-    for key in entry.path[:-1]:
-        params = params.setdefault(key, {})
-    if entry.path[-1] not in params:
-        params[entry.path[-1]] = np.empty(entry.shape, dtype)
-    params[entry.path[-1]][entry.part] = _turned(entry, tensor[entry.stored_part])
-
-
-def _turned(entry: Entry, part: np.ndarray) -> np.ndarray:
-    return part.T if entry.transposed else part
 
 
 def _check_names(folder: Path, config: DecoderConfig, given: set[str], wanted: set[str]) -> None:
@@ -134,7 +114,7 @@ def _check_names(folder: Path, config: DecoderConfig, given: set[str], wanted: s
     unexpected = sorted(n for n in given - wanted - allowed if not n.endswith(DERIVED))
     if missing or unexpected:
         raise WeightsError(
-            f"{folder}: the tensors do not fit config.json. Missing: {_some(missing)}. Unexpected: {_some(unexpected)}."
+            f"{folder}: the tensors do not fit config.json. Missing: {some(missing)}. Unexpected: {some(unexpected)}."
         )
 
 
@@ -162,7 +142,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         with _open(folder / name) as tensors:
             absent = sorted({t for t, file in weight_map.items() if file == name} - set(tensors.keys()))
         if absent:
-            raise WeightsError(f"{folder / name}: {INDEX} expects {_some(absent)} in it.")
+            raise WeightsError(f"{folder / name}: {INDEX} expects {some(absent)} in it.")
     return {tensor: folder / name for tensor, name in weight_map.items()}
 
 
@@ -208,10 +188,3 @@ def _flatten(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[
             yield from _flatten(value, (*prefix, key))
         else:
             yield (*prefix, key), value
-
-
-def _some(names: list[str]) -> str:
-    """The first few names, for a message."""
-    if not names:
-        return "none"
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

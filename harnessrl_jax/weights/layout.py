@@ -1,8 +1,13 @@
 """A configuration -> every tensor of its Hugging Face file, and where its numbers lie in our parameters."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import DTypeLike
+
+from harnessrl_jax.errors import WeightsError
 from harnessrl_jax.models.config import DecoderConfig
 
 Index = tuple[Any, ...]  # as in array[index]
@@ -39,6 +44,44 @@ def entries(config: DecoderConfig) -> Iterator[Entry]:
     yield _whole(("final_norm", "scale"), (width,), "model.norm.weight")
     if not config.tie_embeddings:
         yield _kernel(("lm_head",), (width, config.vocab_size), "lm_head")
+
+
+def by_tensor(config: DecoderConfig) -> dict[str, list[Entry]]:
+    """The entries of every tensor, by its name."""
+    tensors: dict[str, list[Entry]] = {}
+    for entry in entries(config):
+        tensors.setdefault(entry.name, []).append(entry)
+    return tensors
+
+
+def fill(params: dict[str, Any], entry: Entry, file: Path, tensor: np.ndarray, dtype: DTypeLike) -> None:
+    """Copies what an entry says from one tensor of a file to our parameters, which grow as needed.
+
+    Raises:
+      WeightsError: the tensor has another shape than the configuration says.
+    """
+    if tensor.shape != entry.stored:
+        raise WeightsError(
+            f"{file}: {entry.name} has shape {list(tensor.shape)}, config.json wants {list(entry.stored)}. "
+            "The file and config.json are of different models."
+        )
+    for key in entry.path[:-1]:
+        params = params.setdefault(key, {})
+    if entry.path[-1] not in params:
+        params[entry.path[-1]] = np.empty(entry.shape, dtype)
+    params[entry.path[-1]][entry.part] = turned(entry, tensor[entry.stored_part])
+
+
+def turned(entry: Entry, part: np.ndarray) -> np.ndarray:
+    """A part of a parameter as the tensor stores it, or the other way round."""
+    return part.T if entry.transposed else part
+
+
+def some(names: list[str]) -> str:
+    """The first few names, for a message."""
+    if not names:
+        return "none"
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _whole(path: tuple[str, ...], shape: tuple[int, ...], name: str) -> Entry:
