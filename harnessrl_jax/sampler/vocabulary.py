@@ -1,5 +1,6 @@
 """A model's tokenizer -> the token that completes a stop text, and the tokens that a grammar allows next. No JAX."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,15 +20,13 @@ class Vocabulary:
 
     Args:
       tokenizer: the model's.
-      stop_ids: tokens that end a turn; a grammar ends with any of them.
       size: the model's vocabulary, which may be larger than the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int], size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
-        self._stop_ids = list(stop_ids)
         self._size = size
-        self._guides: Any = None
+        self._guidance = functools.cache(self._load_guidance)
 
     def end_of(self, stops: Sequence[str]) -> Callable[[list[int], int], int | None]:
         """Finds where a stop text ends, whatever tokens it is spread over.
@@ -60,11 +59,14 @@ class Vocabulary:
         Raises:
           SamplerError: `llguidance` is missing, or the grammar cannot be used.
         """
-        guidance = import_llguidance()
-        if self._guides is None:
-            self._guides = guidance.LLTokenizer(self._tokenizer.to_str(), n_vocab=self._size, eos_token=self._stop_ids)
-        matcher = guidance.LLMatcher(self._guides, request.grammar, log_level=0)
+        tokens = self._guidance(request.stop_ids)
+        matcher = import_llguidance().LLMatcher(tokens, request.grammar, log_level=0)
         return GrammarGuide(matcher, f"Request {request.request_id!r}")
+
+    def _load_guidance(self, stop_ids: tuple[int, ...]) -> Any:
+        """The tokenizer as `llguidance` knows it; a grammar ends with any of the stop ids."""
+        text = self._tokenizer.to_str()
+        return import_llguidance().LLTokenizer(text, n_vocab=self._size, eos_token=list(stop_ids))
 
 
 class GrammarGuide:

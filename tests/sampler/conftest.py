@@ -59,4 +59,4 @@ def letters():
 
 @pytest.fixture(scope="session")
 def vocabulary(letters):
-    return Vocabulary(letters, [END], CONFIG.vocab_size)
+    return Vocabulary(letters, CONFIG.vocab_size)
