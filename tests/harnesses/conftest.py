@@ -11,6 +11,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+# A command of its own, with its own installs: see third_party.py.
+collect_ignore_glob = ["programs/*", "third_party.py", "recipes.py", "tool_caller.py"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
