@@ -152,9 +152,13 @@ def test_reference_equals_vjp(gradient):
     assert difference(gradient("reference", **EVERYTHING), gradient("vjp", **EVERYTHING)) < 1e-12
 
 
-def test_fused_on_eight_devices_equals_one(gradient):
-    mesh = make_mesh(data=2, fsdp=2, tensor=2, context=1)
-    got, want = gradient("fused", mesh=mesh, micro_rows=4), gradient("vjp")
+@pytest.mark.parametrize("routing", ["fused", "vjp"])
+def test_eight_devices_with_micro_batches_and_remat_equal_one_batch(gradient, routing):
+    """Everything together: parameters and rows spread, two micro-batches, three roles, layers computed again."""
+    mesh = make_mesh(data=1, fsdp=2, tensor=2, context=2)
+    choices = EVERYTHING | {"implementation": "dense"}
+    got = gradient(routing, mesh=mesh, **choices | {"micro_rows": 2})
+    want = gradient("vjp", **choices | {"micro_rows": 4, "remat": "none"})
     assert difference(got[:2], want[:2]) < 1e-12
     np.testing.assert_allclose(got[2].total, want[2].total, rtol=1e-5)  # sums of float32
 

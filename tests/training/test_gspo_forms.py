@@ -93,17 +93,12 @@ def test_eight_devices_and_micro_batches_equal_one_batch(gradient, batch, sequen
     assert difference(gradient(None, sequence, True, batch), gradient(None, sequence, False, batch)) < 1e-12
 
 
-@pytest.mark.parametrize("form", ["vjp", "fused"])
-def test_routed_they_equal_one_batch_by_definition(gradient, batch, form):
+@pytest.mark.parametrize("form", ["vjp", "fused", "position_local"])
+def test_routed_they_equal_one_batch(gradient, batch, form):
+    """Also the approximation: behind the MLP of a single layer, no attention takes a loss to another role's slots."""
     got, want = gradient(form, "rollout", True, batch), gradient("vjp", "rollout", False, batch)
     assert difference(got, want) < 1e-12
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(want[0])) > 0.01
-
-
-def test_so_they_do_in_the_approximation(gradient, batch):
-    got, want = (gradient("position_local", "rollout", spread, batch) for spread in (True, False))
-    assert difference(got, want) < 1e-12
-    assert difference(got[0], gradient("vjp", "rollout", False, batch)[0]) > 1e-4
 
 
 def test_ratios_of_what_a_micro_batch_holds_would_differ(gradient, batch):
