@@ -12,6 +12,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["tunix"]  # a root of its own, with another environment: see docs/guides/compose.md
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
