@@ -1,7 +1,8 @@
 """New tokens of every slot and their key-value cache -> hidden states and the longer cache."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -43,9 +44,25 @@ def extend(
     Returns:
       Normed hidden states of the new tokens, and the cache. Tokens beyond the cache's length are not written.
     """
+    hidden, cache, _ = _extended(config, params, token, position, cache, [])
+    return hidden, cache
+
+
+def extend_with_experts(
+    config: DecoderConfig, params: Params, token: Int[Array, "slot new"], position: Int[Array, " slot"], cache: KVCache
+) -> tuple[Float[Array, "slot new hidden"], KVCache, Int[Array, "slot new layer active"]]:
+    """`extend` of a mixture, and the experts that every token went to: what `row_hidden(experts=...)` replays."""
+    hidden, cache, sown = _extended(config, params, token, position, cache, ["experts"])
+    chosen = [jax.tree.leaves(sown["experts"][f"layers_{i}"])[0] for i in range(config.layers)]
+    return hidden, cache, jnp.stack(chosen, axis=2)
+
+
+def _extended(
+    config: DecoderConfig, params: Params, token: Array, position: Array, cache: KVCache, kept: list[str]
+) -> tuple[Array, KVCache, Any]:
     place = position[:, None] + jnp.arange(token.shape[1], dtype=position.dtype)[None, :]
-    hidden, filled = Decoder(config).apply(
-        {"params": params}, token, place, tuple(zip(cache.k, cache.v, strict=True)), method="extend"
-    )
+    layers = tuple(zip(cache.k, cache.v, strict=True))
+    result: Any = Decoder(config).apply({"params": params}, token, place, layers, method="extend", mutable=kept)
+    (hidden, filled), sown = result
     keys, values = zip(*filled, strict=True)
-    return hidden, KVCache(k=tuple(keys), v=tuple(values))
+    return hidden, KVCache(k=tuple(keys), v=tuple(values)), sown
