@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float32, Int32
 
 from harnessrl_jax.errors import RecordError
 from harnessrl_jax.gateway.exchange import Choice, Json, Request
@@ -15,7 +15,7 @@ from harnessrl_jax.gateway.rows import digest
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.gateway.visible import THINK, Stop, cut_at_stop, reasoning_tokens, split
 from harnessrl_jax.sampler.protocol import Sample
-from harnessrl_jax.trajectories.records import Call, Finish, ToolCall
+from harnessrl_jax.trajectories.records import Call, Finish, LogpKind, ToolCall
 from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles
 
 # The first tokens of a turn, among which the one that opens its reasoning must be.
@@ -88,7 +88,7 @@ class Reader:
             for at, block in enumerate(found)
         )
         finish = "length" if sample.finish == "length" else "tool_calls" if tools else "stop"
-        call = _record(rollout, envelope, request.dialect, place, sample, roles, tools, finish)
+        call = _record(rollout, envelope, request, place, sample, roles, tools, finish)
         thinking = self.opened(place.prompt_ids.tolist()) or self.thinks(output)
         shown = roles.parsed.content if request.calls else self._codec.decode(self._said(output))
         text = split(_without_stop(shown, stop), thinking=thinking)
@@ -145,13 +145,14 @@ def _without_stop(content: str, stop: Stop | None) -> str:
 def _record(
     rollout: OpenRollout,
     envelope: Envelope,
-    dialect: str,
+    request: Request,
     place: Place,
     sample: Sample,
     roles: OutputRoles,
     tools: tuple[ToolCall, ...],
     finish: Finish,
 ) -> Call:
+    logps, kind = _behaviour(sample, constrained=request.constraint.asked)
     return Call(
         run_id=rollout.run_id,
         task_id=rollout.task_id,
@@ -166,11 +167,11 @@ def _record(
         seq=place.seq,
         choice=place.choice,
         harness=rollout.harness,
-        dialect=dialect,
+        dialect=request.dialect,
         prompt_ids=place.prompt_ids,
         output_ids=sample.output_ids,
-        logps=sample.logps,
-        logp_kind=sample.logp_kind,
+        logps=logps,
+        logp_kind=kind,
         version_start=int(sample.versions[0]),
         version_end=int(sample.versions[-1]),
         finish=finish,
@@ -185,3 +186,16 @@ def _record(
         finished_s=place.finished_s,
         headers=envelope.headers,
     )
+
+
+def _behaviour(sample: Sample, *, constrained: bool) -> tuple[Float32[np.ndarray, " o"] | None, LogpKind | None]:
+    """The log-probabilities that are recorded.
+
+    Under a grammar those of the whole vocabulary: what the grammar leaves out belongs to the request, as the prompt
+    does, and training computes no more than the model's own distribution.
+    """
+    kind = sample.logp_kind
+    if not constrained or sample.logps is None or sample.survival is None or kind is None or kind.mode == "raw":
+        return sample.logps, kind
+    whole = np.minimum(sample.logps + np.log(sample.survival), 0.0)
+    return whole, LogpKind(mode="processed", temperature=kind.temperature, top_p=1.0, top_k=0)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from harnessrl_jax.gateway.exchange import Json, Request
+from harnessrl_jax.gateway.constraints import openai_choice, schema_of
+from harnessrl_jax.gateway.exchange import Constraint, Json, Request
 from harnessrl_jax.gateway.fields import (
     arguments_of,
     asked,
@@ -46,7 +47,8 @@ def parse_request(body: str) -> Request:
     if n > MAX_CHOICES:
         raise bad_request(f"n is {n}; this gateway gives at most {MAX_CHOICES} choices.", param="n")
     limits = [limit for name in ("max_tokens", "max_completion_tokens") if (limit := count(data, name)) is not None]
-    calls = data.get("tool_choice") != "none"
+    choice = data.get("tool_choice")
+    calls = choice != "none"
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(field(data, "tools", list, []))]
     return Request(
         dialect=DIALECT,
@@ -57,6 +59,11 @@ def parse_request(body: str) -> Request:
         n=n,
         max_tokens=min(limits, default=None),
         stop=texts(data, "stop"),
+        constraint=Constraint(
+            schema_of(data.get("response_format"), "response_format", inner="json_schema"),
+            openai_choice(choice, [tool["function"]["name"] for tool in tools], inner="function"),
+            field(data, "parallel_tool_calls", bool, True),
+        ),
         stream=field(data, "stream", bool, False),
         calls=calls,
         asked=asked(data, _USED),

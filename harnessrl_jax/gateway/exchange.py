@@ -23,6 +23,28 @@ class Origin(NamedTuple):
     """Whether the tool takes text instead of a JSON object."""
 
 
+class Constraint(NamedTuple):
+    """The form that a reply must have.
+
+    Attributes:
+      schema: JSON schema of the content, or None.
+      must_call: names of tools of which one must be called; empty leaves it to the model.
+      parallel: whether there may be several calls.
+    """
+
+    schema: Json | None = None
+    must_call: tuple[str, ...] = ()
+    parallel: bool = True
+
+    @property
+    def asked(self) -> bool:
+        """Whether it constrains anything."""
+        return self.schema is not None or bool(self.must_call)
+
+
+FREE = Constraint()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request in the form that templates expect.
@@ -37,6 +59,7 @@ class Request:
       n: number of choices.
       max_tokens: the client's limit on sampled tokens, or None.
       stop: texts that end the reply.
+      constraint: the form that the reply must have.
       stream: whether the reply goes out as events.
       calls: whether the reply may hold tool calls.
       asked: fields that the gateway does not follow, with small values kept: sampling is the trainer's decision.
@@ -56,6 +79,7 @@ class Request:
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    constraint: Constraint = FREE
     stream: bool = False
     calls: bool = True
     asked: Json = field(default_factory=dict[str, Any])

@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from harnessrl_jax.gateway.exchange import TURN, Json, Request
+from harnessrl_jax.gateway.constraints import anthropic_choice, schema_of
+from harnessrl_jax.gateway.exchange import TURN, Constraint, Json, Request
 from harnessrl_jax.gateway.fields import (
     asked,
     count,
@@ -41,7 +42,8 @@ def parse_request(body: str) -> Request:
     messages, normalised = _system(data.get("system"), ignored)
     for at, message in enumerate(listed):
         messages += _message(message, f"messages[{at}]", ignored)
-    calls = field(data, "tool_choice", dict, {}).get("type") != "none"
+    choice = field(data, "tool_choice", dict, {"type": "auto"})
+    calls = choice.get("type") != "none"
     tools = _tools(field(data, "tools", list, []), ignored)
     return Request(
         dialect=DIALECT,
@@ -51,6 +53,11 @@ def parse_request(body: str) -> Request:
         model=field(data, "model", str, "policy"),
         max_tokens=count(data, "max_tokens"),
         stop=texts(data, "stop_sequences"),
+        constraint=Constraint(
+            schema_of(field(data, "output_config", dict, {}).get("format"), "output_config.format"),
+            anthropic_choice(choice, [tool["function"]["name"] for tool in tools]),
+            not choice.get("disable_parallel_tool_use"),
+        ),
         stream=field(data, "stream", bool, False),
         calls=calls,
         asked=asked(data, _USED),

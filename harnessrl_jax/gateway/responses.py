@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from harnessrl_jax.gateway.exchange import TURN, Json, Origin, Request
+from harnessrl_jax.gateway.constraints import openai_choice, schema_of
+from harnessrl_jax.gateway.exchange import TURN, Constraint, Json, Origin, Request
 from harnessrl_jax.gateway.fields import (
     arguments_of,
     asked,
@@ -43,7 +44,8 @@ def parse_request(body: str) -> Request:
             raise bad_request(f"{name} is not served here. Send the conversation as input.", param=name)
     ignored: Counter[str] = Counter()
     tools, origins = read_tools(field(data, "tools", list, []), ignored)
-    calls = data.get("tool_choice") != "none"
+    choice = data.get("tool_choice")
+    calls = choice != "none"
     instructions = field(data, "instructions", str, "")
     lead: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     items = _Items(origins, ignored).read(data.get("input"))
@@ -57,6 +59,11 @@ def parse_request(body: str) -> Request:
         tools=tools if calls else [],
         model=field(data, "model", str, "policy"),
         max_tokens=count(data, "max_output_tokens"),
+        constraint=Constraint(
+            schema_of(field(data, "text", dict, {}).get("format"), "text.format"),
+            openai_choice(choice, [tool["function"]["name"] for tool in tools]),
+            field(data, "parallel_tool_calls", bool, True),
+        ),
         stream=field(data, "stream", bool, False),
         calls=calls,
         asked=asked(data, _USED),

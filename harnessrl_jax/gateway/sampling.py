@@ -57,10 +57,12 @@ def room_for(policy: SamplingPolicy, request: Request, prompt_tokens: int, rollo
 
 def sample_requests(
     policy: SamplingPolicy,
+    request: Request,
     ids: Sequence[int],
     names: Sequence[CallName],
     room: int,
     stop_ids: tuple[int, ...],
+    grammar: str,
     listeners: Sequence[OnTokens | None],
 ) -> list[SampleRequest]:
     """One request for each choice; they differ in their seeds only."""
@@ -73,6 +75,8 @@ def sample_requests(
             top_k=policy.top_k,
             seed=name.seed,
             stop_ids=stop_ids,
+            stop=request.stop,
+            grammar=grammar,
             request_id=name.call_id,
             on_tokens=listener,
         )

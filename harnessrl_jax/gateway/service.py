@@ -11,6 +11,7 @@ from harnessrl_jax.errors import StoreError
 from harnessrl_jax.gateway.capture import Captured, Envelope, Place, Reader
 from harnessrl_jax.gateway.conversation import Prompt, build_prompt
 from harnessrl_jax.gateway.exchange import Head, Reply, Request
+from harnessrl_jax.gateway.grammar import Grammars
 from harnessrl_jax.gateway.identity import CallName, call_of, name_call
 from harnessrl_jax.gateway.refusal import Refusal, bad_request
 from harnessrl_jax.gateway.registry import OpenRollout
@@ -60,6 +61,7 @@ class Gateway:
         self.policy = policy
         self._run_seed = run_seed
         self._reader = Reader(codec)
+        self._grammars = Grammars(codec.tool_format, codec.control)
 
     @property
     def writes(self) -> Writes:
@@ -78,7 +80,8 @@ class Gateway:
           on_text: told the text of each choice as it is sampled, as far as nothing can change it any more.
 
         Raises:
-          Refusal: the prompt leaves no room, the rollout has used its budget or was closed, or the sampler failed.
+          Refusal: the prompt leaves no room, the form that is asked for cannot be enforced, the rollout has used its
+            budget or was closed, or the sampler failed.
           StoreError: the calls could not be stored, so nothing may be sent.
           TextError: the template refuses the messages.
         """
@@ -96,6 +99,7 @@ class Gateway:
         messages = self._messages(rollout, request)
         prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools)
         room = room_for(self.policy, request, len(prompt.ids), rollout.budget.room(request.n))
+        grammar = self._grammars.of(request.constraint, request.tools, opened=self._reader.opened(prompt.ids))
         seq = rollout.budget.take(request.n)
         rollout.counts.update([f"rewrite/{reason}" for reason in prompt.rewrites])
         ids = np.array(prompt.ids, np.int32)
@@ -107,7 +111,7 @@ class Gateway:
             request=request, call_id=names[0].call_id, created=int(envelope.started_s), prompt_tokens=len(prompt.ids)
         )
         try:
-            samples = await self._sample(head, prompt.ids, names, room, on_text)
+            samples = await self._sample(head, prompt.ids, names, room, grammar, on_text)
             finished_s = self.clock()
             captured = [
                 self._reader.read(rollout, envelope, request, Place(seq, choice, ids, name, finished_s), sample)
@@ -161,13 +165,14 @@ class Gateway:
         return [name_call(*where, choice) for choice in range(n)]
 
     async def _sample(
-        self, head: Head, ids: list[int], names: Sequence[CallName], room: int, on_text: OnText | None
+        self, head: Head, ids: list[int], names: Sequence[CallName], room: int, grammar: str, on_text: OnText | None
     ) -> list[Sample]:
         listeners = [
             None if on_text is None else listener(self._reader.live(ids, head.request), head, choice, on_text)
             for choice in range(len(names))
         ]
-        requests = sample_requests(self.policy, ids, names, room, self._codec.stop_ids, listeners)
+        stop_ids = self._codec.stop_ids
+        requests = sample_requests(self.policy, head.request, ids, names, room, stop_ids, grammar, listeners)
         return await sample_all(self._sampler, requests)
 
     async def _commit(self, rollout: OpenRollout, calls: list[Call]) -> None:

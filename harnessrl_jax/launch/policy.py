@@ -1,8 +1,12 @@
 """A Config and a decoder -> the sampler that answers with the policy that is trained."""
 
+from tokenizers import Tokenizer
+
 from harnessrl_jax.config import Config
+from harnessrl_jax.launch.model import model_folder
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.sampler import Engine, LocalSampler
+from harnessrl_jax.sampler.vocabulary import Vocabulary
 
 
 def make_sampler(config: Config, model: DecoderConfig) -> LocalSampler:
@@ -17,4 +21,5 @@ def make_sampler(config: Config, model: DecoderConfig) -> LocalSampler:
         steps=behaviour.decode_steps,
         pages=behaviour.prefix_cache_chunks,
     )
-    return LocalSampler(engine, lanes=behaviour.lanes)
+    tokenizer = Tokenizer.from_file(str(model_folder(config) / "tokenizer.json"))
+    return LocalSampler(engine, lanes=behaviour.lanes, vocabulary=Vocabulary(tokenizer, model.vocab_size))

@@ -134,9 +134,11 @@ def scripted(codec):
 class House:
     """A whole gateway on a real port, with one rollout open."""
 
-    def __init__(self, path, codec, script, *, context_tokens=4096, max_new_tokens=256, limits=None, delay_s=0.0):
+    def __init__(
+        self, path, codec, script, *, context_tokens=4096, max_new_tokens=256, limits=None, delay_s=0.0, sampler=None
+    ):
         self.codec = codec
-        self.sampler = Scripted(codec, script, delay_s=delay_s)
+        self.sampler = sampler or Scripted(codec, script, delay_s=delay_s)
         self.store = Store(path)
         self.server = Server()
         self.rollouts = Rollouts(self.store, self.server.url)

@@ -37,6 +37,11 @@ class Llama3:
     served: bool = True
 
     @property
+    def call(self) -> JsonCall:
+        """How JSON names a call."""
+        return _CALL_KEYS
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """The python tag."""
         return (PYTHON_TAG,)
