@@ -3,8 +3,12 @@
 The tile loops run as long as the data says, which XLA can neither batch nor partition by itself: batching such a
 loop would make every row wait for the longest and execute all its tiles. So rows are an explicit leading axis here:
 `vmap` (any number of times) becomes that axis, each device loops over its own rows and heads, nothing is exchanged.
+
+Which device owns what comes from the mesh in context (`jax.set_mesh`), by the names of its axes; without one it comes
+from the arrays, through XLA's custom partitioning, which TPUs do not have: several TPUs need the mesh in context.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,13 +17,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 # One letter an axis: r rows, n queries, m keys, k kv heads, g group, d dim, a places, b bounds, t tiles,
 # i query blocks, j key blocks. Sharded are at most r and k.
 ROW = ("r n k g d", "r m k d", "r m k d", "r a n", "r b m", "r t", "r i", "r t", "r j")
 OUT, LOGSUM = "r n k g d", "r n k g"
+ROW_AXES, HEAD_AXIS = ("data", "fsdp"), "tensor"  # of a mesh in context
 
 Kernel = Callable[..., tuple[Array, ...]]
 
@@ -45,7 +50,8 @@ def differentiable(forward_row: Kernel, backward_row: Kernel) -> Callable[..., t
 
     @jax.custom_vjp
     def attend(*row: Array) -> tuple[Array, Array]:
-        return forward(*row)
+        out, logsum = forward(*row)
+        return out, logsum
 
     def run(*row: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
         out, logsum = forward(*row)
@@ -84,7 +90,19 @@ def _over_rows(one_row: Kernel, inputs: tuple[str, ...], outputs: tuple[str, ...
         sharding_rule=f"{', '.join(inputs)} -> {', '.join(outputs)}",
         need_replication_factors=tuple(axis for axis in axes if axis not in ("r", "k")),
     )
-    rows = custom_vmap(sharded)
+
+    def dispatch(*arrays: Array) -> tuple[Array, ...]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not any(kind == AxisType.Auto for kind in mesh.axis_types):
+            return sharded(*arrays)
+        own = _owners(mesh, rows=arrays[0].shape[0], heads=arrays[0].shape[2])
+        place = lambda text: PartitionSpec(*(own.get(axis) for axis in text.split()))
+        mapped = jax.shard_map(
+            all_rows, in_specs=tuple(map(place, inputs)), out_specs=tuple(map(place, outputs)), check_vma=False
+        )
+        return mapped(*arrays)
+
+    rows = custom_vmap(dispatch)
 
     @rows.def_vmap
     def _(size: int, batched: list[bool], *arrays: Array):
@@ -105,6 +123,17 @@ def _over_rows(one_row: Kernel, inputs: tuple[str, ...], outputs: tuple[str, ...
         return out, (True,) * len(out)
 
     return single
+
+
+def _owners(mesh: AbstractMesh, *, rows: int, heads: int) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that cut rows and key-value heads; an axis that would not cut evenly is left out."""
+    sizes = {name: mesh.shape[name] for name, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Auto}
+    cut: tuple[str, ...] = ()
+    for name in ROW_AXES:
+        if name in sizes and rows % (math.prod(sizes[axis] for axis in cut) * sizes[name]) == 0:
+            cut = (*cut, name)
+    whole_heads = heads % sizes.get(HEAD_AXIS, 1) == 0
+    return {"r": cut, "k": (HEAD_AXIS,) if HEAD_AXIS in sizes and whole_heads else ()}
 
 
 def _batch(x: Array, batched: bool, size: int) -> Array:

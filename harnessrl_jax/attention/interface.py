@@ -8,10 +8,55 @@ from jaxtyping import Array, Float
 from harnessrl_jax.attention.blockwise import blockwise_attention
 from harnessrl_jax.attention.dense import dense_attention
 from harnessrl_jax.attention.mask import TreeMask, depths
-from harnessrl_jax.attention.plan import TilePlan, make_plan
+from harnessrl_jax.attention.pallas_tpu import pallas_tpu_attention
+from harnessrl_jax.attention.plan import BLOCK, TilePlan, make_plan
 from harnessrl_jax.errors import ModelError
 
-Implementation = Literal["dense", "blockwise"]
+Implementation = Literal["dense", "blockwise", "pallas_tpu"]
+BLOCKS: dict[Implementation, tuple[int, int]] = {"blockwise": (BLOCK, BLOCK), "pallas_tpu": (128, 256)}
+"""Queries and keys of a tile, where nobody chooses them. Those for TPUs are not measured."""
+
+
+def default_implementation() -> Implementation:
+    """The best implementation of the platform JAX runs on: the Pallas kernels on TPU, blockwise XLA everywhere else.
+
+    Decided when a function is traced, from JAX's default backend: name the implementation to compile for another.
+    """
+    match jax.default_backend():
+        case "tpu":
+            return "pallas_tpu"
+        case _:
+            return "blockwise"
+
+
+def plan_for(
+    mask: TreeMask,
+    *,
+    window: int | None = None,
+    implementation: Implementation | None = None,
+    block: int | None = None,
+) -> TilePlan | None:
+    """The plan that `tree_attention` makes when it gets none, to be made once and shared by many layers.
+
+    Args:
+      mask: intervals of one row.
+      window: that of the layers which will use the plan.
+      implementation: as for `tree_attention`.
+      block: slots a side of a tile; None takes what suits the implementation.
+
+    Returns:
+      The plan; None for "dense", which needs none.
+
+    Raises:
+      ModelError: as `make_plan`, or the implementation is unknown.
+    """
+    implementation = implementation or default_implementation()
+    if implementation == "dense":
+        return None
+    if implementation not in BLOCKS:
+        raise _unknown(implementation)
+    block_q, block_k = BLOCKS[implementation] if block is None else (block, block)
+    return make_plan(mask, window=window, block_q=block_q, block_k=block_k)
 
 
 def tree_attention(
@@ -24,7 +69,7 @@ def tree_attention(
     window: int | None = None,
     sinks: Float[Array, " head"] | None = None,
     scale: float | None = None,
-    implementation: Implementation = "blockwise",
+    implementation: Implementation | None = None,
 ) -> Float[Array, "query head dim"]:
     """Softmax attention in which query i sees key j iff `lo[j] <= t[i] < hi[j]`.
 
@@ -38,14 +83,15 @@ def tree_attention(
       k: keys, already with their position embedding.
       v: values.
       mask: the intervals, e.g. `row_mask(subtree_end)`. A query that sees no key gets 0.
-      plan: tiles to visit, from `make_plan(mask, window=window)`: pass it when several layers share a mask and a
-        window. "dense" does not read it; the others make their own when it is None.
+      plan: tiles to visit, from `plan_for` or `make_plan` with the same window: pass it when several layers share a
+        mask and a window. "dense" does not read it; the others make their own when it is None.
       window: a query sees only keys less than this many tokens above it on its path, itself included: depth, not
         slots, counts. None means the whole path.
       sinks: a learned score for each head, that takes part in the softmax and has no value.
       scale: factor of the scores; None means dim ** -0.5.
-      implementation: "blockwise" needs O(tokens) memory and skips tiles nobody sees; "dense" writes the whole score
-        matrix and is the reference.
+      implementation: "dense" writes the whole score matrix and is the reference. "blockwise" needs O(tokens) memory
+        and skips tiles nobody sees, on any platform. "pallas_tpu" does the same with kernels for TPUs; rows are
+        multiples of 256 there. None takes that of the platform, see `default_implementation`.
 
     Returns:
       The output, in the type of `q`.
@@ -59,15 +105,25 @@ def tree_attention(
     """
     _check(q, k, v, mask, plan, window, sinks)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    match implementation:
-        case "dense":
+    implementation = implementation or default_implementation()
+    plan = plan_for(mask, window=window, implementation=implementation) if plan is None else plan
+    match implementation, plan:
+        case "dense", _:
             return dense_attention(q, k, v, mask, window=window, sinks=sinks, scale=factor)
-        case "blockwise":
-            plan = make_plan(mask, window=window) if plan is None else plan
+        case "blockwise", TilePlan():
             out, logsum = blockwise_attention(q, k, v, mask, plan, scale=factor)
+        case "pallas_tpu", TilePlan():
+            out, logsum = pallas_tpu_attention(q, k, v, mask, plan, scale=factor)
         case _:
-            raise ModelError(f"tree_attention: implementation is {implementation!r}; use 'blockwise' or 'dense'.")
+            raise _unknown(implementation)
     return out if sinks is None else _with_sinks(out, logsum, sinks)
+
+
+def _unknown(implementation: str) -> ModelError:
+    return ModelError(
+        f"tree_attention: implementation is {implementation!r}; use 'blockwise', 'pallas_tpu' or 'dense', or None for "
+        "that of the platform."
+    )
 
 
 def _with_sinks(

@@ -4,6 +4,8 @@ Every matrix product is of the form [rows, inner] x [inner, columns]: XLA on CPU
 transposed left side at less than half that rate, so each transpose is laid out once, before the loop.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -138,10 +140,8 @@ def masked_scores(qi: Array, keys_t: Array, places: Array, bounds: Array) -> Arr
     return jnp.where(seen[None], product(qi, keys_t), MASKED)
 
 
-def seen_pairs(
-    places: Int[Array, "place rows _"], bounds: Int[Array, "bound _ columns"]
-) -> Bool[Array, "rows columns"]:
-    """Which pairs are visible, from the integers of `comparisons`."""
+def seen_pairs(places: Sequence[Array] | Array, bounds: Sequence[Array] | Array) -> Bool[Array, "rows columns"]:
+    """Which pairs are visible, from the integers of `comparisons`: places along one axis, bounds along the other."""
     seen = (bounds[0] <= places[0]) & (places[0] < bounds[1])
     return seen & (places[1] < bounds[2]) if len(places) > 1 else seen
 

@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from harnessrl_jax.attention import BLOCK, Implementation, make_plan, row_mask
+from harnessrl_jax.attention import (
+    Implementation,
+    default_implementation,
+    plan_for,
+    row_mask,
+)
 from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder, Remat
@@ -42,8 +47,8 @@ def row_hidden(
     position: Int[Array, " slot"],
     subtree_end: Int[Array, " slot"],
     *,
-    implementation: Implementation = "blockwise",
-    block: int = BLOCK,
+    implementation: Implementation | None = None,
+    block: int | None = None,
     remat: Remat = "none",
     collect: Activation | None = None,
     experts: Int[Array, "slot layer active"] | None = None,
@@ -56,8 +61,9 @@ def row_hidden(
       token: token ids; anything valid on padding.
       position: depth of each slot in its tree.
       subtree_end: one past the last descendant of each slot; own index + 1 on padding.
-      implementation: which attention computes it.
-      block: slots a side of a tile of blockwise attention; divides the row, or is at least as long.
+      implementation: which attention computes it; None takes that of the platform.
+      block: slots a side of a tile of attention; divides the row, or is at least as long. None takes what suits the
+        implementation.
       remat: what of the layers the backward pass computes again.
       collect: the activation of every layer to return too: the input of the MLP's down projection ("hidden"), what
         its gate and up projections give, the input of the attention's output projection ("heads"), the layer's
@@ -73,8 +79,10 @@ def row_hidden(
     """
     _check_experts(config, experts, collect)
     mask = row_mask(subtree_end)
-    windows = {config.window(i) for i in range(config.layers)} if implementation == "blockwise" else ()
-    plans = {window: make_plan(mask, window=window, block_q=block, block_k=block) for window in windows}
+    implementation = implementation or default_implementation()
+    windows = {config.window(i) for i in range(config.layers)}
+    made = {w: plan_for(mask, window=w, implementation=implementation, block=block) for w in windows}
+    plans = {window: plan for window, plan in made.items() if plan is not None}
     decoder = Decoder(config, implementation, remat)
     kept = [collect] if collect else []
     result: Any = decoder.apply({"params": params}, token, position, mask, plans, experts, method="row", mutable=kept)

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from functools import partial
 
 import hypothesis
@@ -8,7 +9,15 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from harnessrl_jax.attention import TreeMask, make_plan, row_mask, tree_attention, visible
+from harnessrl_jax.attention import (
+    TreeMask,
+    default_implementation,
+    make_plan,
+    plan_for,
+    row_mask,
+    tree_attention,
+    visible,
+)
 from harnessrl_jax.errors import ModelError
 
 SLOTS, HEADS, KV, DIM = 64, 4, 2, 8
@@ -184,16 +193,18 @@ def rows_and_gradients(q, k, v, ends, cotangent):
     return out, jax.vmap(pull)(jnp.stack([cotangent, -2.0 * cotangent]))
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_rows_of_a_batch_get_their_own_result_and_stay_on_their_devices(row, sharded):
+@pytest.mark.parametrize("mesh_in_context", [False, True])
+def test_rows_of_a_batch_get_their_own_result_and_stay_on_their_devices(row, mesh_in_context):
     ends = jnp.stack([jnp.asarray(row(seed, SLOTS, 20 + 4 * seed)[1]) for seed in range(8)])
     q, k, v, _, cotangent = (jnp.stack(x) for x in zip(*(arrays(seed) for seed in range(8)), strict=True))
     inputs = (q, k, v, ends, cotangent)
-    if sharded:
-        mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-        spec = lambda x: PartitionSpec("data", None, "tensor") if x.ndim == 4 else PartitionSpec("data")
-        inputs = tuple(jax.device_put(x, NamedSharding(mesh, spec(x))) for x in inputs)
-    compiled = rows_and_gradients.lower(*inputs).compile()
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    spec = lambda x: PartitionSpec("data", None, "tensor") if x.ndim == 4 else PartitionSpec("data")
+    inputs = tuple(jax.device_put(x, NamedSharding(mesh, spec(x))) for x in inputs)
+    with jax.set_mesh(mesh) if mesh_in_context else nullcontext():
+        lowered = rows_and_gradients.lower(*inputs)
+    assert ("CustomSPMDPartitioning" in lowered.as_text()) != mesh_in_context  # TPUs have none
+    compiled = lowered.compile()
     assert not [word for word in ("all-gather", "all-to-all", "collective-permute") if word in compiled.as_text()]
     out, gradients = jax.tree.map(np.asarray, compiled(*inputs))
     q, k, v, ends, cotangent = map(np.asarray, inputs)
@@ -212,6 +223,22 @@ def test_no_array_grows_with_the_square_of_the_row(row):
     assert f"{slots},{HEADS},{DIM}" in text  # the text does hold shapes
 
 
+def test_the_platform_chooses_where_nobody_does(row, monkeypatch):
+    q, k, v, _, _ = arrays(10)
+    mask = row_mask(row(10, SLOTS, 60)[1])
+    text = lambda implementation: str(
+        jax.make_jaxpr(lambda q, k, v: tree_attention(q, k, v, mask, implementation=implementation))(q, k, v)
+    )
+    assert default_implementation() == "blockwise"
+    assert plan_for(mask).blocks == make_plan(mask).blocks
+    assert plan_for(mask, implementation="dense") is None
+    assert f"{SLOTS},{SLOTS}]" not in text(None)
+    assert f"{SLOTS},{SLOTS}]" in text("dense")
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert default_implementation() == "pallas_tpu"
+    assert plan_for(row_mask(np.full(512, 512))).blocks == (4, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -225,7 +252,7 @@ def test_no_array_grows_with_the_square_of_the_row(row):
         ({"window": 0}, r"window is 0; give at least 1"),
         ({"plan": 3, "window": 4}, r"window is 4, the plan was made for 3; make one plan for each window"),
         ({"plan": 3}, r"window is None, the plan was made for 3"),
-        ({"implementation": "flash"}, r"implementation is 'flash'; use 'blockwise' or 'dense'\."),
+        ({"implementation": "flash"}, r"implementation is 'flash'; use 'blockwise', 'pallas_tpu' or 'dense', or None"),
     ],
 )
 def test_wrong_arguments_are_named(row, change, message):

@@ -1,13 +1,18 @@
-"""How fast a packed row trains with blockwise tree attention, against dense attention in the same run.
+"""Blockwise tree attention against dense attention in the same run: memory, time, and distance to the limit.
 
-    python tests/benchmarks/attention.py [SLOTS ...]
+    python tests/benchmarks/attention.py step [SLOTS ...]
+    python tests/benchmarks/attention.py alone [SLOTS ...] [--measure SLOTS]
 
-For each row length: one gradient (forward and backward) of the log-probabilities of the targets, through the decoder of
-the quick start, of a few rows at once. Prints CPU seconds (median of interleaved repeats, all threads), slots per
-CPU-second, XLA's temporary memory, CPU seconds to compile, and the ratio to dense.
+`step`: for each row length, one gradient (forward and backward) of the log-probabilities of the targets, through the
+decoder of the quick start, of a few rows at once. Prints CPU seconds (median of interleaved repeats, all threads),
+slots per CPU-second, XLA's temporary memory, CPU seconds to compile, and the ratio to dense.
+
+`alone`: attention and its gradient without a model, on one row of agent trees. XLA's temporary memory of both for every
+length (compiled, not run). Up to `--measure` slots also CPU seconds of both, their ratio, and the share of the matrix
+product rate, measured in the same run, that the visible pairs' products (14 * dim operations a pair and head) make.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harnessrl_jax.attention import make_plan, row_mask, visible
+from harnessrl_jax.attention import make_plan, row_mask, tree_attention, visible
 from harnessrl_jax.models import DecoderConfig, init_params, row_hidden, target_logps
 from harnessrl_jax.trajectories import trees
 
@@ -96,7 +101,9 @@ def measure(slots: int, repeats: int) -> None:
     for name, block in VARIANTS.items():
         median = np.median(times[name])
         tiles = (
-            [float(make_plan(m, block_q=block, block_k=block).query_start[-1]) * block**2 for m in masks] if block else []
+            [float(make_plan(m, block_q=block, block_k=block).query_start[-1]) * block**2 for m in masks]
+            if block
+            else []
         )
         memory = compiled[name].memory_analysis().temp_size_in_bytes / 1e6
         read = f"  tiles read {np.mean(tiles) / slots**2:.0%}" if tiles else ""
@@ -106,6 +113,64 @@ def measure(slots: int, repeats: int) -> None:
         )
 
 
+HEADS, KV_HEADS, DIM = 4, 2, 64  # of `alone`
+
+
+def alone(implementation: str, slots: int) -> Any:
+    """Attention and its gradient for a row of this length, compiled."""
+
+    def value_and_gradient(q: Any, k: Any, v: Any, end: Any, cotangent: Any) -> Any:
+        attend = lambda q, k, v: tree_attention(q, k, v, row_mask(end), implementation=implementation)
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(cotangent)
+
+    of = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype)
+    q, k = of(slots, HEADS, DIM), of(slots, KV_HEADS, DIM)
+    return jax.jit(value_and_gradient).lower(q, k, k, of(slots, dtype=jnp.int32), q).compile()
+
+
+def product_rate(size: int = 1024) -> float:
+    """Operations per CPU second of a large f32 matrix product, the best of a few."""
+    a = jnp.ones((size, size))
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    return 2 * size**3 / min(cpu_seconds(lambda: product(a, a)) for _ in range(5))
+
+
+def measure_alone(lengths: list[int], limit: int, repeats: int = 3) -> None:
+    """Prints a line for each length."""
+    print("   slots  dense MB  blockwise MB   dense s  blockwise s   ratio  of the matrix product rate")
+    for slots in lengths:
+        both = {name: alone(name, slots) for name in ("dense", "blockwise")}
+        dense, blockwise = (work.memory_analysis().temp_size_in_bytes / 1e6 for work in both.values())
+        line = f"{slots:8d} {dense:9.0f} {blockwise:13.1f}"
+        if slots <= limit:
+            rng = np.random.default_rng(0)
+            _, depth, end, _, _ = full_row(rng, slots)
+            normal = lambda heads, rng=rng, slots=slots: jnp.asarray(rng.normal(size=(slots, heads, DIM)), jnp.float32)
+            arguments = normal(HEADS), normal(KV_HEADS), normal(KV_HEADS), jnp.asarray(end), normal(HEADS)
+            times: dict[str, list[float]] = {name: [] for name in both}
+            for _ in range(repeats):
+                for name, work in both.items():
+                    times[name].append(cpu_seconds(lambda work=work, arguments=arguments: work(*arguments)))
+            slow, fast = (float(np.median(x)) for x in times.values())
+            useful = 14.0 * DIM * HEADS * float((depth + 1).sum()) / fast / product_rate()
+            line += f" {slow:9.3f} {fast:12.3f} {slow / fast:7.1f}  {useful:.0%}"
+        print(line, flush=True)
+
+
+def main() -> None:
+    """Reads the command line and runs one of the two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["step", "alone"])
+    parser.add_argument("slots", type=int, nargs="*")
+    parser.add_argument("--measure", type=int, default=4096, metavar="SLOTS")
+    arguments = parser.parse_args()
+    if arguments.what == "alone":
+        measure_alone(arguments.slots or [1024 * 2**i for i in range(7)], arguments.measure)
+    else:
+        for length in arguments.slots or list(ROWS):
+            measure(length, repeats=9 if length < 4096 else 3)
+
+
 if __name__ == "__main__":
-    for length in [int(argument) for argument in sys.argv[1:]] or list(ROWS):
-        measure(length, repeats=9 if length < 4096 else 3)
+    main()
