@@ -140,13 +140,14 @@ def state_shardings(
 def place_state(state: TrainState, shardings: TrainState) -> TrainState:
     """A copy of the state on the mesh. Do it before the first step, else the step compiles twice.
 
-    A copy, because a donated step overwrites its input, which the caller's own arrays must not share.
+    A copy, because a donated step overwrites its input, which the caller's own arrays must not share. With several
+    processes, each of them gives the same state.
     """
-    return jax.device_put(state, shardings, may_alias=False)
+    return _put(state, shardings)
 
 
 def place_batch(batch: PackedBatch, mesh: Mesh) -> PackedBatch:
-    """The batch on the mesh, its rows along `data` and `fsdp`.
+    """The batch on the mesh, its rows along `data` and `fsdp`. With several processes, each of them gives all rows.
 
     Raises:
       ShardingError: the number of rows is not a multiple of data x fsdp.
@@ -158,4 +159,20 @@ def place_batch(batch: PackedBatch, mesh: Mesh) -> PackedBatch:
             f"pack with max_rows a multiple of {parts}"
         )
     arrays = jax.tree.map(np.asarray, batch)
-    return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(ROW_AXES)))
+    rows_apart = NamedSharding(mesh, PartitionSpec(ROW_AXES))
+    return _put(arrays, jax.tree.map(lambda _: rows_apart, arrays))
+
+
+def _put(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Copies a tree that every process holds to where it belongs; each process fills its own devices.
+
+    `jax.device_put` would do it too, after comparing all values between the processes.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings, may_alias=False)
+
+    def own_parts(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(own_parts, tree, shardings)
