@@ -80,7 +80,7 @@ def decoder_row_fn(
     config: DecoderConfig,
     *,
     temperature: float,
-    implementation: Implementation,
+    implementation: Implementation | None,
     remat: Remat,
     collect: Activation | None,
 ) -> TwoPartRowFn:
@@ -89,7 +89,7 @@ def decoder_row_fn(
     Args:
       config: sizes.
       temperature: of the sampler, above 0; log-probabilities are of the tempered distribution.
-      implementation: which attention computes it.
+      implementation: which attention computes it; None takes that of the platform.
       remat: what of the layers the backward pass computes again.
       collect: the activation that CAPO's statistic reads; None where nothing probes.
     """
