@@ -1,7 +1,10 @@
+import dataclasses
+import math
+
 import pytest
 
 from harnessrl_jax.errors import ModelError
-from harnessrl_jax.models import DecoderConfig
+from harnessrl_jax.models import DecoderConfig, Experts, Llama3Rope, YarnRope
 
 QWEN2 = {  # Qwen/Qwen2.5-0.5B
     "architectures": ["Qwen2ForCausalLM"],
@@ -113,3 +116,78 @@ def test_a_network_that_is_not_ours_is_refused(change, message):
 def test_a_missing_field_is_named():
     with pytest.raises(ModelError, match=r"config\.json: hidden_size is missing\. It has: architectures, hidden_act"):
         DecoderConfig.from_huggingface({k: v for k, v in LLAMA.items() if k != "hidden_size"})
+
+
+SIZES = {k: v for k, v in LLAMA.items() if k not in ("model_type", "architectures", "rope_scaling", "hidden_act")}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0}
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+FEATURES = {
+    "qwen3": (SIZES | {"model_type": "qwen3", "head_dim": 128}, {"qk_norm": True, "head_dim": 128}),
+    "llama3": (
+        LLAMA | {"rope_scaling": LLAMA3_ROPE},
+        {"rope": Llama3Rope(factor=32.0, low_turns=1.0, high_turns=4.0, original_length=8192)},
+    ),
+    "yarn": (
+        QWEN2 | {"rope_scaling": YARN},
+        {"rope": YarnRope(factor=4.0, original_length=4096, high_turns=16.0, magnitude=0.1 * math.log(4.0) + 1.0)},
+    ),
+    "qwen3_moe": (
+        SIZES | MIXTURE | {"model_type": "qwen3_moe"},
+        {"qk_norm": True, "mlp_size": 96, "experts": Experts(count=8, active=2, renormalise=True)},
+    ),
+    "gpt_oss": (
+        SIZES | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 128},
+        {
+            "sinks": True,
+            "output_bias": True,
+            "windows": (128, None) * 11,
+            "experts": Experts(count=4, active=1, renormalise=True, form="clamped"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_of_the_other_families_read_and_write(name):
+    file, wanted = FEATURES[name]
+    config = DecoderConfig.from_huggingface(file)
+    assert {field: getattr(config, field) for field in wanted} == wanted
+    assert DecoderConfig.from_huggingface(config.to_huggingface()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3_moe", {"decoder_sparse_step": 2}, r"decoder_sparse_step is 2; this decoder has only 1\."),
+        ("qwen3_moe", {"num_experts": None}, r"num_experts is missing"),
+        ("gpt_oss", {"layer_types": ["chunked_attention"] * 22}, "layer_types has chunked_attention"),
+        ("gpt_oss", {"attention_bias": False}, "attention_bias is False; this decoder has only True"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "Save the model dequantised first"),
+        ("llama3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope scaling lacks low_freq_factor"),
+        ("yarn", {"rope_scaling": YARN | {"mscale": 1.0}}, "rope scaling has mscale"),
+    ],
+)
+def test_what_a_family_can_have_and_ours_not_is_refused(name, change, message):
+    with pytest.raises(ModelError, match=message):
+        DecoderConfig.from_huggingface(FEATURES[name][0] | change)
+
+
+def test_features_that_no_family_has_are_not_written():
+    config = dataclasses.replace(DecoderConfig.from_huggingface(LLAMA), sinks=True)
+    with pytest.raises(ModelError, match=r"no Hugging Face model type has .*sinks True"):
+        config.to_huggingface()
+
+
+def test_windows_must_fit_the_layers():
+    config = DecoderConfig.from_huggingface(LLAMA)
+    with pytest.raises(ModelError, match="one entry for each of 22 layers, got 1"):
+        dataclasses.replace(config, windows=(4,))
+    with pytest.raises(ModelError, match="at least 1 token"):
+        dataclasses.replace(config, windows=(0,) * 22)
