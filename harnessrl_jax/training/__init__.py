@@ -1,5 +1,6 @@
 """(train state, packed batch) -> (train state, metrics): objectives, sharding and one pure step."""
 
+from harnessrl_jax.training.context_rows import context_row_fn
 from harnessrl_jax.training.objectives import (
     Cispo,
     Clipped,
@@ -53,6 +54,7 @@ __all__ = [
     "Supervised",
     "TrainState",
     "adapter_row_fn",
+    "context_row_fn",
     "decoder_row_fn",
     "init_role_adapters",
     "init_state",

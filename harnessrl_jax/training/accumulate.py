@@ -43,9 +43,12 @@ def row_losses(objective: Objective, output: RowOutput, assigned: AssignedRows) 
 
 
 def over_rows(one_row: Callable[..., Any], *rows: PyTree) -> Any:
-    """`jax.vmap`, except for a single row: there it would turn branches inside a model into selects."""
+    """`jax.vmap`, except for a single row: there it would turn branches inside a model into selects.
+
+    On a mesh, a `shard_map` inside the model sees rows along `ROW_AXES`.
+    """
     if len(jax.tree.leaves(rows)[0]) > 1:
-        return jax.vmap(one_row)(*rows)
+        return jax.vmap(one_row, spmd_axis_name=ROW_AXES)(*rows)
     found = one_row(*jax.tree.map(lambda leaf: leaf[0], rows))
     return jax.tree.map(lambda leaf: leaf[None], found)
 

@@ -1,8 +1,10 @@
 """A tiny decoder-shaped model and small packed batches whose padding is poisoned with NaN."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -106,3 +108,12 @@ def toy():
 @pytest.fixture(scope="session")
 def plain_policy():
     return Policy(clip_low=0.2, clip_high=0.28, capo=None)
+
+
+@pytest.fixture(scope="session")
+def decoder_job():
+    """The module `decoder_job.py` of this folder, which other processes import too."""
+    spec = importlib.util.spec_from_file_location("decoder_job", Path(__file__).parent / "decoder_job.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
