@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from harnessrl_jax.attention import tree_attention
 from harnessrl_jax.capo.gates import ROLE_AXIS, RoleGate, SlotGate, Switch, columns, gated, once_a_role, rows
 from harnessrl_jax.capo.routing import RoleMasks
 from harnessrl_jax.capo.units import UnitMap, UnitSlice, Whole, leaf_name
@@ -155,7 +154,7 @@ def _guarded(
         def intercept(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
             module, out = context.module, None
             if context.method_name == "mix" and isinstance(module, Attention):
-                return once_a_role(partial(tree_attention, implementation=module.implementation), 3)(*args)
+                return once_a_role(partial(call, **kwargs), 3)(*args)
             if context.method_name == "__call__" and len(args) == 1:
                 if type(module) is nn.Dense:
                     out = _dense(module, args[0], named, by_rows, guard, gate_of)
