@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 from jaxtyping import Int32, UInt32
 
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine, Prefix, Settings
 from harnessrl_jax.sampler.pages import PageTable, chunk_keys
+from harnessrl_jax.sampler.placement import Placement
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.sampler.sampling import WORD
 from harnessrl_jax.trajectories.records import LogpKind
@@ -135,7 +135,7 @@ class Batcher:
       placement: where the states and the kept chunks live.
     """
 
-    def __init__(self, engine: Engine, *, lanes: int, turn_chunks: int, placement: Sharding) -> None:
+    def __init__(self, engine: Engine, *, lanes: int, turn_chunks: int, placement: Placement) -> None:
         self.engine = engine
         self.counts = Counts()
         self._turn_chunks = turn_chunks
@@ -143,8 +143,9 @@ class Batcher:
         self._version = 0
         self._table = PageTable(engine.pages)
         self._waiting: deque[Job] = deque()
-        self._pages = jax.jit(engine.init_pages, out_shardings=placement)()
-        init = jax.jit(engine.init_state, out_shardings=placement)
+        self._settle = placement.settle
+        self._pages = _made(engine.init_pages, placement)()
+        init = _made(engine.init_state, placement)
         self._lanes = [Lane(init(), free=list(range(engine.slots))[::-1]) for _ in range(lanes)]
 
     @property
@@ -175,11 +176,12 @@ class Batcher:
         for lane in started:
             self._restrict(lane)
         for lane in started:  # all calls are under way before the first result is awaited
-            lane.state, block = self.engine.generate(self._params, lane.state)
+            state, block = self.engine.generate(self._params, lane.state)
+            lane.state = self._settle(state)
             blocks.append(block.data)
         self.counts.generate_calls += len(started)
         done = [self._collect(lane, np.asarray(data)) for lane, data in zip(started, blocks, strict=True)]
-        return [(job, _result(job)) for jobs in done for job in jobs]
+        return [(job, result_of(job)) for jobs in done for job in jobs]
 
     def _admit(self) -> None:
         limit = self.counts.chunks_read + self._turn_chunks
@@ -194,7 +196,8 @@ class Batcher:
             job = self._waiting.popleft()
             prefix, slot = self._read(job.request), lane.free.pop()
             length = len(job.request.prompt_ids)
-            lane.state = self.engine.insert(prefix, lane.state, slot, length, settings_of(job.request))
+            state = self.engine.insert(prefix, lane.state, slot, length, settings_of(job.request))
+            lane.state = self._settle(state)
             lane.running[slot] = job
             if masked(job.request):
                 lane.restrict(slot, self.engine.words)
@@ -209,7 +212,7 @@ class Batcher:
         for slot, row in lane.restricted.items():
             changed[slot], words[slot] = True, row
         lane.restricted.clear()
-        lane.state = self.engine.restrict(lane.state, changed, words)
+        lane.state = self._settle(self.engine.restrict(lane.state, changed, words))
 
     def _read(self, request: SampleRequest) -> Prefix:
         """The prompt's keys and values, from kept chunks as far as there are any."""
@@ -218,12 +221,14 @@ class Batcher:
         kept = self._table.leading(keys)
         page = np.zeros(self.engine.length // size, np.int32)
         page[: len(kept)] = kept
-        prefix = self.engine.restore(self._pages, page, len(kept))
+        prefix = self._settle(self.engine.restore(self._pages, page, len(kept)))
         for i in range(len(kept), len(keys)):
             part = prompt[i * size : (i + 1) * size]
             token = np.pad(part, (0, size - len(part)))
-            prefix, self._pages = self.engine.prefill(
-                self._params, prefix, self._pages, token, i * size, len(part), self._table.claim(keys[i])
+            prefix, self._pages = self._settle(
+                self.engine.prefill(
+                    self._params, prefix, self._pages, token, i * size, len(part), self._table.claim(keys[i])
+                )
             )
         self.counts.chunks_reused += len(kept)
         self.counts.chunks_read += len(keys) - len(kept)
@@ -241,6 +246,11 @@ class Batcher:
                 lane.release(slot)
                 ended.append(job)
         return ended
+
+
+def _made(init: Callable[[], Any], placement: Placement) -> Any:
+    """Compiles what makes a state, so that it is made where it belongs."""
+    return jax.jit(init, out_shardings=placement.states(jax.eval_shape(init)))
 
 
 def masked(request: SampleRequest) -> bool:
@@ -287,7 +297,7 @@ def check(request: SampleRequest, engine: Engine) -> None:
         raise SamplerError(f"{name}{len(request.stop_ids)} stop ids; the sampler takes at most {STOP_IDS}.")
 
 
-def _result(job: Job) -> Sample | SamplerError:
+def result_of(job: Job) -> Sample | SamplerError:
     """What the caller gets for an ended job."""
     request, data = job.request, np.concatenate(job.blocks)
     logps, raw_logps, survival = (data[:, field].copy().view(np.float32) for field in (1, 2, 3))

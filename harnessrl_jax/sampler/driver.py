@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
 
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.sampler.batching import Batcher, Counts, Job, check
 from harnessrl_jax.sampler.engine import Engine
+from harnessrl_jax.sampler.placement import Placement, on_device
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.sampler.vocabulary import Vocabulary
 
@@ -60,13 +60,13 @@ class LocalSampler:
         *,
         lanes: int = 1,
         turn_chunks: int = 256,
-        placement: Sharding | None = None,
+        placement: Placement | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self.engine = engine
         self._vocabulary = vocabulary
         self._lanes, self._turn_chunks = lanes, turn_chunks
-        self._placement = placement or SingleDeviceSharding(jax.devices()[0])
+        self._placement = placement or on_device()
         self._changed = threading.Condition()  # guards everything below
         self._inbox: deque[Pending] = deque()
         self._weights: tuple[Any, int] | None = None  # not yet taken by the thread
@@ -94,7 +94,7 @@ class LocalSampler:
         _check_params(self.engine.config, params)
         # On a CPU, `may_alias` holds for JAX arrays only: memory of NumPy is taken over whatever it says.
         owned = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), params)
-        copied = jax.block_until_ready(jax.device_put(owned, self._placement, may_alias=False))
+        copied = jax.block_until_ready(jax.device_put(owned, self._placement.weights(owned), may_alias=False))
         with self._changed:
             if self._closing:
                 raise SamplerError(

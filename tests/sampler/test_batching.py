@@ -5,16 +5,16 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler import Sample, SampleRequest
 from harnessrl_jax.sampler.batching import Batcher, Job, check, settings_of
+from harnessrl_jax.sampler.placement import on_device
 
 
 def batcher(engine, params, *, lanes=2, turn_chunks=100, version=0):
-    made = Batcher(engine, lanes=lanes, turn_chunks=turn_chunks, placement=SingleDeviceSharding(jax.devices()[0]))
+    made = Batcher(engine, lanes=lanes, turn_chunks=turn_chunks, placement=on_device())
     made.load(params, version)
     return made
 

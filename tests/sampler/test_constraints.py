@@ -5,17 +5,16 @@ import json
 import re
 import sys
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import SingleDeviceSharding
 
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler import SampleRequest
 from harnessrl_jax.sampler.batching import Batcher, Job
+from harnessrl_jax.sampler.placement import on_device
 
 END = 1
 ITEM = {
@@ -39,7 +38,7 @@ def free(seed, **wishes):
 
 @pytest.fixture(scope="module")
 def server(engine, params):
-    made = Batcher(engine, lanes=1, turn_chunks=100, placement=SingleDeviceSharding(jax.devices()[0]))
+    made = Batcher(engine, lanes=1, turn_chunks=100, placement=on_device())
     made.load(params, 0)
     return made
 
