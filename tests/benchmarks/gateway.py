@@ -199,11 +199,12 @@ def wait_for(url: str, timeout_s: float = 1200.0) -> None:
     import httpx
 
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            httpx.get(url, trust_env=False, timeout=2)
-            return
-        time.sleep(0.2)
+    with httpx.Client(trust_env=False, timeout=5) as client:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                client.get(url)
+                return
+            time.sleep(0.5)
     raise TimeoutError(url)
 
 
