@@ -13,6 +13,7 @@ from harnessrl_jax import config as configuration
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config
 from harnessrl_jax.gateway import TextCodec
+from harnessrl_jax.launch.agreement import check_agreement
 from harnessrl_jax.launch.credit import packed_step
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import Examination, examine, views
@@ -140,6 +141,8 @@ async def _step(
     with progress.part("training"):
         state, numbers = run.trainer.run(position.state, packed.batch, packed.report.rows_used)
         clock.lap("training")
+        if position.step == 0:
+            check_agreement(numbers)
         run.sampler.load_weights(state.params, position.step + 1)
         clock.lap("weights")
     numbers |= describe_step(collected, packed, clock.laps)
