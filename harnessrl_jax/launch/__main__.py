@@ -19,6 +19,8 @@ With no arguments: trains the bundled model on the bundled task, in minutes, on 
   python -m harnessrl_jax.launch                                    the quick start
   python -m harnessrl_jax.launch my.toml --optimizer.learning_rate 1e-4
                                                                     a run of your own; any key can be overridden
+  python -m harnessrl_jax.launch plan my.toml --chip v5e --chips 16 --mesh.fsdp 16
+                                                                    whether it fits, before paying
   python -m harnessrl_jax.launch eval my.toml --model.path runs/my-0/model
                                                                     score a model on held-out questions
   python -m harnessrl_jax.launch serve                              an OpenAI-compatible endpoint for your own harness
@@ -27,6 +29,7 @@ With no arguments: trains the bundled model on the bundled task, in minutes, on 
 """
 COMMANDS = {
     "train": "train a model (the default)",
+    "plan": "tell whether a run would fit some chips, and the least time of its step; exit status 1 if it does not",
     "eval": "score a model on the held-out questions",
     "serve": "run gateway and sampler alone, for a harness of your own",
     "inspect": "show a rollout's trees, roles, advantages and reasons",
@@ -35,7 +38,8 @@ COMMANDS = {
     "import": "read such files into a new call store",
     "convert": "write the model folder of a GGUF file",
 }
-CONFIGURED = ("train", "eval", "serve")
+CHIP_NAMES = ("v4", "v5e", "v5p", "v6e", "h100", "h200", "cpu")
+CONFIGURED = ("train", "plan", "eval", "serve")
 """Commands that read a configuration, whose keys are then options too."""
 
 
@@ -59,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
             help="a TOML file, or the name of a bundled one (default: quickstart)",
         )
         command.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/NAME-SEED)")
+        if name == "plan":
+            command.add_argument("--chip", required=True, choices=CHIP_NAMES, help="kind of chip")
+            command.add_argument("--chips", required=True, type=int, help="how many")
         if name == "serve":
             _serve_options(command)
     inspect = commands.add_parser("inspect", help=COMMANDS["inspect"])
@@ -161,6 +168,10 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     run_dir = options.run_dir or Path("runs") / f"{config.name}-{config.seed}{suffix}"
     _devices(config)
     # Imported here: JAX must not start before its devices are set, and `--help` must not wait for it.
+    if options.command == "plan":
+        from harnessrl_jax.launch.plan import plan
+
+        return plan(config, options.chip, options.chips)
     if options.command == "eval":
         from harnessrl_jax.launch.evaluate import evaluate
 

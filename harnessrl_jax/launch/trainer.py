@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from harnessrl_jax import config as configuration
 from harnessrl_jax.capo import (
@@ -33,9 +33,10 @@ from harnessrl_jax.training import (
     Policy,
     PolicyLoss,
     Reinforce,
-    Step,
+    RowFn,
     Supervised,
     TrainState,
+    context_row_fn,
     decoder_row_fn,
     init_state,
     learning_rate_schedule,
@@ -52,14 +53,16 @@ from harnessrl_jax.trajectories import PackedBatch
 class Trainer(NamedTuple):
     """A compiled step, and where its state lies."""
 
-    step: Step
+    step: Any
+    """The jitted `training.Step`."""
     mesh: Mesh
     shardings: TrainState
 
     def run(self, state: TrainState, batch: PackedBatch, rows_used: int) -> tuple[TrainState, dict[str, Any]]:
         """One optimiser step. The state given is consumed; metrics come back as numbers and lists of numbers."""
-        state, metrics = self.step(state, place_batch(batch, self.mesh), jnp.int32(rows_used))
+        state, metrics = self.step(state, place_batch(batch, self.mesh), np.int32(rows_used))
         numbers = {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
+        numbers["compilations"] = self.step._cache_size()
         if isinstance(state.capo, CapoState) and numbers["capo/age"] == 0:
             assert_same_partition(state.capo.units, process_allgather)
         return state, numbers
@@ -72,7 +75,20 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
       ShardingError: the devices do not fit the mesh of the configuration.
     """
     mesh = mesh_of(config.mesh, jax.device_count())
-    optimizer = make_optimizer(
+    optimizer = make_optimizer_of(config)
+    goal = objective(config, model)
+    row_fn = model_row_fn(config, model, goal, mesh)
+    state = init_state(params, optimizer, goal)
+    shardings = state_shardings(state, optimizer, mesh, DECODER_RULES)
+    step = make_step(row_fn, optimizer, goal, micro_rows=config.packing.micro_rows, shardings=shardings)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    compiled = jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere))
+    return Trainer(compiled, mesh, shardings), place_state(state, shardings)
+
+
+def make_optimizer_of(config: Config) -> optax.GradientTransformation:
+    """The optimiser and its schedule."""
+    return make_optimizer(
         learning_rate=learning_rate_schedule(
             peak=config.optimizer.learning_rate,
             warmup_steps=config.optimizer.warmup_steps,
@@ -86,23 +102,31 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
         weight_decay=config.optimizer.weight_decay,
         clip_norm=config.optimizer.clip_norm,
     )
-    goal = objective(config, model)
-    row_fn = decoder_row_fn(
-        model,
-        temperature=config.behaviour.temperature if config.algorithm.kind == "policy" else 1.0,
-        implementation=config.model.attention,
-        remat=config.model.remat,
-        collect=goal.capo.statistic.reads if isinstance(goal, Policy) and goal.capo else None,
-    )
-    state = init_state(params, optimizer, goal)
-    shardings = state_shardings(state, optimizer, mesh, DECODER_RULES)
-    step = make_step(row_fn, optimizer, goal, micro_rows=config.packing.micro_rows, shardings=shardings)
-    compiled = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-    return Trainer(compiled, mesh, shardings), place_state(state, shardings)
+
+
+def model_row_fn(config: Config, model: DecoderConfig, goal: Objective, mesh: Mesh) -> RowFn:
+    """The decoder as the objective reads it, its attention cut by hand where the compiler cannot cut it."""
+    how: dict[str, Any] = {
+        "temperature": config.behaviour.temperature if config.algorithm.kind == "policy" else 1.0,
+        "implementation": config.model.attention,
+        "remat": config.model.remat,
+        "collect": goal.capo.statistic.reads if isinstance(goal, Policy) and goal.capo else None,
+    }
+    by_hand = mesh.shape["context"] > 1 or model.kv_heads % mesh.shape["tensor"]
+    return context_row_fn(model, mesh, **how) if by_hand else decoder_row_fn(model, **how)
 
 
 def mesh_of(sizes: configuration.Mesh, devices: int) -> Mesh:
-    """The mesh; `data = 0` becomes all devices that the other axes leave."""
+    """The mesh of a configuration on all devices. Raises ShardingError if they cannot be cut so."""
+    return make_mesh(**mesh_sizes(sizes, devices))
+
+
+def mesh_sizes(sizes: configuration.Mesh, devices: int) -> dict[str, int]:
+    """Devices along each axis; `data = 0` becomes all that the other axes leave.
+
+    Raises:
+      ShardingError: the other axes do not divide the devices.
+    """
     others = sizes.fsdp * sizes.tensor * sizes.context
     if sizes.data == 0 and devices % others:
         raise ShardingError(
@@ -110,7 +134,7 @@ def mesh_of(sizes: configuration.Mesh, devices: int) -> Mesh:
             f"{sizes.context}; choose sizes whose product divides {devices}."
         )
     data = sizes.data or devices // others
-    return make_mesh(data=data, fsdp=sizes.fsdp, tensor=sizes.tensor, context=sizes.context)
+    return {"data": data, "fsdp": sizes.fsdp, "tensor": sizes.tensor, "context": sizes.context}
 
 
 def objective(config: Config, model: DecoderConfig) -> Objective:

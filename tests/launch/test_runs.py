@@ -54,6 +54,7 @@ def test_a_run_trains(reference):
     records = read_metrics(run)
     assert all(record["applied"] == 1 and record["finite"] == 1 for record in records if record["advantage_abs"] > 0)
     assert any(record["advantage_abs"] > 0 for record in records)
+    assert all(record["compilations"] == 1 for record in records)  # one bucket, so one compiled step
     # The trainer sees what the sampler saw, at every step: the ratio is 1 before an update.
     assert max(record["mismatch_max"] for record in records) < 1e-4
 
