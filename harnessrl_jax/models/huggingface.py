@@ -100,11 +100,13 @@ def _own_fields(config: "DecoderConfig", kind: str) -> dict[str, Any]:
 
 def _family(config: "DecoderConfig") -> str:
     """The model type that has the features of the configuration."""
-    form = config.experts.form if config.experts else None
+    experts = config.experts
+    form = experts.form if experts else None
+    weighted = experts is None or experts.form == "silu" or experts.renormalise
     for kind, features in FAMILIES.items():
         same = all(getattr(config, name) == value for name, value in features.items())
         windows = not config.windows or (kind == "gpt_oss" and len(set(config.windows) - {None}) < 2)
-        if same and windows and EXPERTS.get(kind) == form and (form != "clamped" or config.experts.renormalise):
+        if same and windows and EXPERTS.get(kind) == form and weighted:
             return kind
     features = ", ".join(f"{name} {getattr(config, name)}" for name in (*PLAIN, "windows", "experts"))
     raise ModelError(f"DecoderConfig: no Hugging Face model type has {features}. It runs here but cannot be written.")
