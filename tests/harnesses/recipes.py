@@ -36,6 +36,7 @@ class Recipe(NamedTuple):
       commands: what to run, in order.
       environment: variables besides those of `quiet`.
       files: files to write first.
+      sessions: how many conversations there must be: 2 where a sub-agent does the work.
     """
 
     install: Callable[[pathlib.Path], bool]
@@ -43,6 +44,7 @@ class Recipe(NamedTuple):
     commands: Callable[[Place], list[list[str]]]
     environment: Callable[[Place], dict[str, str]] = _nothing
     files: Callable[[Place], dict[pathlib.Path, str]] = _nothing
+    sessions: int = 1
 
 
 def quiet(place: Place) -> dict[str, str]:
@@ -162,6 +164,9 @@ def _qwen(place: Place) -> dict[pathlib.Path, str]:
 
 
 _CLAUDE = ("--model", "policy", "--output-format", "json", "--allowedTools", "Bash")
+_OPENCODE = dict.fromkeys(
+    ("OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_LSP_DOWNLOAD"), "1"
+)
 _LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"}
 
 ALL: dict[str, Recipe] = {
@@ -173,12 +178,14 @@ ALL: dict[str, Recipe] = {
         "@anthropic-ai/claude-code", "claude", environment=_claude,
         arguments=lambda place: [["--bare", "-p", TASK, *_CLAUDE]],
     ),
+    "claude-code-subagent": npm(
+        "@anthropic-ai/claude-code", "claude", environment=_claude, sessions=2,
+        arguments=lambda place: [["-p", f"Delegate to general-purpose: {TASK}", *_CLAUDE, "Agent", "Task"]],
+    ),
     "codex": npm("@openai/codex", "codex", arguments=_codex),
     "opencode": npm(
         "opencode-ai", "opencode", files=_opencode,
-        environment=lambda place: dict.fromkeys(
-            ("OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_LSP_DOWNLOAD"), "1"
-        ),
+        environment=lambda place: _OPENCODE,
         arguments=lambda place: [["run", "-m", "local/policy", TASK]],
     ),
     "qwen-code": npm(

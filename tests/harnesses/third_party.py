@@ -5,8 +5,8 @@
 
 `run` needs no network: where `unshare` may be used, everything happens in a network of its own that has only loopback.
 The model is scripted (tool_caller.py): it calls one of the tools that it is offered, and answers once a result is in
-the prompt. A harness passes if it shows that answer, if the result of the tool came back in the prompt of a later call,
-and if the turn that it echoed was found again, so that the sampled ids and not a new encoding stand in that prompt.
+the prompt. A harness passes if it shows that answer, and if the turn with the tool call came back in a later prompt as
+the sampled ids; where the harness wrote that turn anew, this must have been noticed and counted.
 """
 
 import argparse
@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     streamed: bool
     calls: int
     sessions: int
+    echo: str
     seconds: float
     wrong: str
 
@@ -65,7 +66,8 @@ def main() -> int:
         return 1 if failed else 0
     _only_loopback()
     outcomes, findings = run_all(folder, names)
-    lines = table(outcomes, findings)
+    before = given.table.read_text() if given.table is not None and given.table.exists() else ""
+    lines = table(outcomes, findings, before)
     print(lines)
     if given.table is not None:
         given.table.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,9 @@ def _only_loopback() -> None:
     """Goes on in a network without any way out, where the system allows it."""
     if os.environ.get(INSIDE) or shutil.which("unshare") is None:
         return
-    inside = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    # With processes of its own as well, so that daemons which a harness leaves behind end with the command.
+    apart = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc"]
+    inside = [*apart, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         print("No network namespace of its own can be made here; going on in this one.", file=sys.stderr)
         return
@@ -96,7 +100,9 @@ def run_all(folder: pathlib.Path, names: list[str]) -> tuple[dict[str, Outcome],
         with Store(run / "calls.sqlite", read_only=True) as store:
             stored = store.calls("served", 0)
         for name in names:
-            outcomes[name] = judge(outcomes[name], [kept for kept in stored if kept.call.agent == name])
+            outcomes[name] = judge(
+                recipes.ALL[name], outcomes[name], [kept for kept in stored if kept.call.agent == name]
+            )
         return outcomes, [f"{finding.rule}: {finding.where}: {finding.what}" for finding in audit(run).findings]
 
 
@@ -126,7 +132,7 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
     """Runs one harness in an empty home folder, with no environment but what its recipe names."""
     version = recipe.version(folder)
     if version is None:
-        return Outcome("", "", False, 0, 0, 0.0, "not installed")
+        return Outcome("", "", False, 0, 0, "", 0.0, "not installed")
     work = home / "work"
     work.mkdir(parents=True)
     place = recipes.Place(folder, home, work, url, key)
@@ -150,46 +156,53 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
             break
     if not wrong and FINAL not in said:
         wrong = f"did not show the answer; it said {said[-200:]!r}"
-    return Outcome(version, "", False, 0, 0, time.monotonic() - started, wrong)
+    return Outcome(version, "", False, 0, 0, "", time.monotonic() - started, wrong)
 
 
-def judge(outcome: Outcome, kept: list[StoredCall]) -> Outcome:
+def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall]) -> Outcome:
     """Adds what the store says of the harness's calls."""
     calls = [one.call for one in kept]
     asked = {call.call_id for call in calls if call.tool_calls and call.delivered}
     found = asked & {name for one in kept for name in one.notes["spliced"]}
-    wrong = outcome.wrong or ("" if found else "the turn with the tool call was not found again when it came back")
+    rewrites = sorted({reason for one in kept for reason in one.notes["rewrites"]})
+    echo = "sampled ids" if found else f"text, counted as {', '.join(rewrites)}" if rewrites else ""
+    wrong = outcome.wrong or ("" if echo else "the turn with the tool call did not come back")
     sessions = len({call.session_id for call in calls})
+    if not wrong and sessions < recipe.sessions:
+        wrong = f"its sub-agent was not told apart: {sessions} session"
     streamed = any(json.loads(call.request).get("stream") for call in calls)
     return outcome._replace(
         dialect=", ".join(sorted({call.dialect for call in calls})),
         streamed=streamed,
         calls=len(calls),
         sessions=sessions,
+        echo=echo,
         wrong=wrong,
     )
 
 
-def table(outcomes: dict[str, Outcome], findings: list[str]) -> str:
-    """The results in Markdown."""
+def table(outcomes: dict[str, Outcome], findings: list[str], before: str) -> str:
+    """The results in Markdown; rows of harnesses that were not run now stay as they were."""
+    rows = dict(re.findall(r"^(?=\| (\S+) \|)(.*)$", before, re.MULTILINE))
+    for name, one in outcomes.items():
+        streams = "yes" if one.streamed else "no"
+        result = "passed" if not one.wrong else f"failed: {' '.join(one.wrong.split())[:120].replace('|', '/')}"
+        cells = (name, one.version, one.dialect, streams, one.calls, one.sessions, one.echo, result)
+        rows[name] = f"| {' | '.join(map(str, cells))} |"
+    verdict = "; ".join(findings) if findings else "nothing is wrong"
     lines = [
         "# Third-party harnesses against `launch serve`",
         "",
         "Written by `python tests/harnesses/third_party.py run FOLDER --table docs/results/harnesses.md`. The model is",
         "scripted: it calls one of the tools it is offered, then answers. *Passed* means that the harness ran the tool",
-        "and showed the answer, and that the turn it echoed came back as the ids that were sampled.",
+        "and showed the answer. *Echo* says how the turn with the tool call stood in the prompt of the next call: as",
+        "the ids that were sampled, or as text that the harness wrote anew, which is counted and begins a branch.",
         "",
-        "| harness | version | dialect | streams | calls | sessions | result |",
-        "|---|---|---|---|---|---|---|",
+        "| harness | version | dialect | streams | calls | sessions | echo | result |",
+        "|---|---|---|---|---|---|---|---|",
+        *(rows[name] for name in recipes.ALL if name in rows),
     ]
-    for name, one in outcomes.items():
-        streams = "yes" if one.streamed else "no"
-        result = "passed" if not one.wrong else f"failed: {' '.join(one.wrong.split())[:120].replace('|', '/')}"
-        lines.append(
-            f"| {name} | {one.version} | {one.dialect} | {streams} | {one.calls} | {one.sessions} | {result} |"
-        )
-    verdict = "; ".join(findings) if findings else "nothing is wrong"
-    return "\n".join([*lines, "", f"`doctor` on the store that holds all these calls: {verdict}.", ""])
+    return "\n".join([*lines, "", f"`doctor` on the store that holds the calls of the last run: {verdict}.", ""])
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ _SHELLS = (
 )
 # Tools by which some harnesses want to be told that the task is done.
 _ENDINGS = {"final_answer": "answer", "finish": "message", "attempt_completion": "result", "submit_and_exit": "result"}
+# A task that begins so is given to a sub-agent of that type, which gets the rest of it as its own task.
+_DELEGATE = re.compile(r"Delegate to (\S+): ([^\n<]+)")
+_DELEGATES = ("agent", "task")
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -71,6 +74,10 @@ def reply(prompt: str) -> str:
     done = "<tool_response>" in after or "Calling tools:" in after
     if not tools:
         return FINAL
+    given = _DELEGATE.search(after)
+    delegate = next((name for name in tools if name.lower() in _DELEGATES), None)
+    if not done and given and delegate:
+        return call(delegate, {"description": "one command", "prompt": given[2], "subagent_type": given[1]})
     if not done:
         name = next((name for wanted in _SHELLS for name in tools if name.lower().endswith(wanted)), next(iter(tools)))
         return call(name, arguments(tools[name], "hello"))
