@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
 
 
 def small(args: argparse.Namespace) -> None:
-    """Runs the cells of stage 1 that are not in the results yet, those that share compiled code one after the other."""
+    """Runs the cells of stage 1 that are not in the results yet, a seed of all arms before the next."""
     import jax
     from ablation_arms import ARMS
     from ablation_small import RATE, Cell, run_cell
@@ -44,8 +44,8 @@ def small(args: argparse.Namespace) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     file = args.results or FILES["small"]
     done = {Cell(*(line[name] for name in Cell._fields)) for line in read(file)}
-    for regime, mode, arm, rate, seed in itertools.product(
-        args.regimes, args.modes, args.arms or ARMS, args.rates or [RATE], args.seeds or range(5)
+    for regime, mode, rate, seed, arm in itertools.product(
+        args.regimes, args.modes, args.rates or [RATE], args.seeds or range(5), args.arms or ARMS
     ):
         if (cell := Cell(regime, mode, arm, rate, seed)) not in done:
             began = time.process_time()

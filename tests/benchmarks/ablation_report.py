@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ablation_statistics import Line, arms_of, markdown, mean_shown, paired, shown, table
 
 SCORES = {"before": "before", "after": "after", "area": "reward_area"}
-SKILLS = {"action": "action_after", "args": "args_after", "KL action": "kl_action", "KL args": "kl_args"}
+SKILLS = {"action": "action_after", "args": "args_after", "KL action": "kl_action_after", "KL args": "kl_args_after"}
 CONFLICT = {
     "cosine": "cosine",
     "mass": "mass",
@@ -37,17 +37,26 @@ def by_lot(arm: str) -> str | None:
 CONTROLS = {"minus plain": lambda arm: "plain", "minus no partition": same_weights, "minus random": by_lot}
 
 
+HEADLINES = (
+    ("contrast 0.25 frozen", "random 0.25 frozen"),
+    ("contrast 0.25 frozen", "ffn, role means"),
+    ("contrast 0.25 sum", "random 0.25 sum"),
+    ("contrast 0.25 sum", "plain, role means"),
+)
+
+
 def small_report(lines: Sequence[Line]) -> str:
-    """All tables of stage 1: rewards and differences, skills, conflict, for each setting that was run."""
-    parts = []
+    """All tables of stage 1: an overview, then rewards, differences, skills and conflict of each setting."""
+    parts = ["### All settings, held-out reward\n", regime_table(lines, HEADLINES, "after") + "\n"]
     for setting in dict.fromkeys((line["regime"], line["mode"], line["rate"]) for line in lines):
         here = [line for line in lines if (line["regime"], line["mode"], line["rate"]) == setting]
         arms = arms_of(here)
         regime, mode, rate = setting
         parts.append(f"### {regime}, {mode}, rate {rate:g}\n")
         parts.append(table(here, arms, means=SCORES, against=CONTROLS, value="after") + "\n")
-        parts.append("Area under the reward curve:\n")
-        parts.append(table(here, arms, means={}, against=CONTROLS, value="reward_area") + "\n")
+        if len(arms) > 1:
+            parts.append("Area under the reward curve:\n")
+            parts.append(table(here, arms, means={}, against=CONTROLS, value="reward_area") + "\n")
         parts.append(table(here, arms, means=SKILLS | CONFLICT, against={}, value="after") + "\n")
     return "\n".join(parts)
 

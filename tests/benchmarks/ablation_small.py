@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ablation_arms import ARMS, Arm, Form, masks_of
 from ablation_batch import packed
 from ablation_policy import held_out, play, repeated, rules_of, warm_start
@@ -34,7 +35,7 @@ from harnessrl_jax.training.rows import Row
 
 GROUPS, ROLLOUTS, STEPS = 16, 8, 40
 RANK = 4
-RATE = 3e-3
+RATE = 1e-3
 """The rate at which `plain` did best; see docs/results/capo.md."""
 REGIMES: Mapping[str, Task] = {
     "base": Task(),
@@ -62,7 +63,8 @@ class Learner(NamedTuple):
     """What the cells of a form share: everything that is compiled."""
 
     step: Step
-    init: Callable[[Any], TrainState]
+    init: Callable[[Any, float], TrainState]
+    """(parameters, learning rate) -> the state; the rate is a part of it, so a sweep compiles nothing."""
     params: Callable[[Any, int], Any]
     """(warm start, seed) -> what is trained."""
     policy: Callable[[Any], Any]
@@ -73,11 +75,11 @@ def run_cell(cell: Cell) -> dict[str, float]:
     """Trains a cell and measures it."""
     task, arm, rules = REGIMES[cell.regime], ARMS[cell.arm], rules_of(REGIMES[cell.regime], cell.seed)
     start = warm_start(task, cell.seed)
-    learner = learner_of(task, arm.form, cell.rate)
+    learner = learner_of(task, arm.form)
     first = learner.params(start, cell.seed)
     worker = lambda params: learner.policy(params) if cell.mode == "joint" else start
     measure = lambda params: held_out(task, rules, cell.seed, learner.policy(params), worker(params), start)
-    state, rng, log, seconds = learner.init(first), np.random.default_rng([cell.seed, 3]), [], []
+    state, rng, log, seconds = learner.init(first, cell.rate), np.random.default_rng([cell.seed, 3]), [], []
     for i in range(STEPS):
         began = time.process_time()
         asked = repeated(problems(task, rng, GROUPS), ROLLOUTS)
@@ -119,8 +121,8 @@ def _summary(
     return {name: round(float(value), 6) for name, value in (found | {"step_cpu_s": seconds}).items()}
 
 
-@functools.lru_cache(maxsize=4)
-def learner_of(task: Task, form: Form, rate: float) -> Learner:
+@functools.lru_cache(maxsize=16)
+def learner_of(task: Task, form: Form) -> Learner:
     """The compiled parts of a form."""
     if form.adapters == "none":
         params, policy = (lambda start, seed: start), (lambda params: params)
@@ -129,7 +131,8 @@ def learner_of(task: Task, form: Form, rate: float) -> Learner:
         params = functools.partial(_adapters, two=form.adapters == "two")
         policy, statistic = jax.jit(_merged), NOTHING
         unit_map = adapter_units(jax.eval_shape(params, warm_start(task, 0), 0))
-    optimizer = make_optimizer(learning_rate=rate, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    fixed = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0}
+    optimizer = optax.inject_hyperparams(make_optimizer, static_args=tuple(fixed))(learning_rate=RATE, **fixed)
     objective = Policy(clip_low=0.2, clip_high=0.28, capo=_settings(form, unit_map, statistic))
     row_fn = decoder_row_fn(
         task.model,
@@ -141,7 +144,12 @@ def learner_of(task: Task, form: Form, rate: float) -> Learner:
     if form.adapters != "none":
         row_fn = functools.partial(_adapter_row, row_fn)
     step = jax.jit(make_step(row_fn, optimizer, objective, micro_rows=GROUPS))
-    return Learner(step, lambda start: init_state(start, optimizer, objective), params, policy)
+    return Learner(step, lambda start, rate: _with_rate(init_state(start, optimizer, objective), rate), params, policy)
+
+
+def _with_rate(state: TrainState, rate: float) -> TrainState:
+    inner: Any = state.opt_state
+    return state._replace(opt_state=inner._replace(hyperparams={"learning_rate": jnp.float32(rate)}))
 
 
 def _settings(form: Form, unit_map: UnitMap, statistic: Statistic) -> Any:
