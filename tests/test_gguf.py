@@ -7,6 +7,7 @@ import pytest
 
 from harnessrl_jax.errors import WeightsError
 from harnessrl_jax.gateway import TextCodec
+from harnessrl_jax.launch.__main__ import main
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.weights import convert_gguf, entries, load_gguf, load_model, packaged_gguf
 
@@ -16,6 +17,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789", "Ġ", "Ċ", "th", "the"]
+LETTERS += ["12"]  # has a merge, but is never used: digits stand alone
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *LETTERS]
 TOKENS += [f"unused{i}" for i in range(64 - len(TOKENS))]  # rows of the embedding are quantised in blocks of 32
 CONFIGS = {
@@ -68,7 +70,7 @@ def write(path, kind, *, quantise=False, change=lambda writer, tensors: None, fi
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * 3 + [1] * 61)
-    writer.add_token_merges(["t h", "th e"])
+    writer.add_token_merges(["t h", "th e", "1 2"])
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     fields(writer)
@@ -124,6 +126,16 @@ def test_another_chat_template_can_be_given(tmp_path):
     write(tmp_path / "m.gguf", "llama")
     convert_gguf(tmp_path / "m.gguf", tmp_path / "model", chat_template="mine")
     assert (tmp_path / "model" / "chat_template.jinja").read_text() == "mine"
+
+
+def test_the_command_writes_a_folder(tmp_path, capsys):
+    write(tmp_path / "m.gguf", "llama")
+    command = ["convert", str(tmp_path / "m.gguf"), str(tmp_path / "model"), "--chat-template"]
+    assert main([*command, "builtin:quickstart"]) == 0
+    assert "model: 2 layers of 32, 64 tokens, from m.gguf" in capsys.readouterr().out
+    assert "<tools>" in (tmp_path / "model" / "chat_template.jinja").read_text()
+    assert main([*command, "builtin:none"]) == 2
+    assert "chat_template.jinja cannot be read (No such file or directory). Give a file." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

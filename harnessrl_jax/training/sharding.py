@@ -45,6 +45,7 @@ DECODER_RULES = (
     ShardingRule(r"layers_\d+/experts/down/bias", PartitionSpec()),
     ShardingRule(r"(.*/)?\w*norm/scale", PartitionSpec()),
     ShardingRule(r"lm_head/kernel", PartitionSpec("fsdp", "tensor")),
+    ShardingRule(r"value_head/(kernel|bias)", PartitionSpec()),
 )
 
 
