@@ -51,7 +51,7 @@ class Capo:
 
     `vjp`, `reference` and `fused` are equal to rounding. Only `vjp` holds the role gradients apart, which conflict
     metrics and every `shared` but "sum" need; `fused` is the fastest of them and needs the memory of a plain gradient.
-    `position_local` is an *approximation* at the price of a plain gradient: see `local_gradient`.
+    `position_local` is an *approximation* at the price of a plain gradient: see `position_local`.
     """
 
     def __post_init__(self):
