@@ -17,7 +17,8 @@ HarnessRLError
 ├── StoreError         the call store cannot be opened, read or written
 ├── TaskError          a task source or its data cannot be used
 ├── RolloutError       a harness program cannot be run
-└── MonitorError       metrics or a report cannot be written or read
+├── MonitorError       metrics or a report cannot be written or read
+└── HostError          another process of the run has ended
 
 A message says where, what was given, what was wanted and what to do.
 """
@@ -93,3 +94,7 @@ class RolloutError(HarnessRLError):
 
 class MonitorError(HarnessRLError):
     """Metrics or a report cannot be written or read; a metric that is not finite."""
+
+
+class HostError(HarnessRLError):
+    """Another process of a run on several hosts has ended or failed."""

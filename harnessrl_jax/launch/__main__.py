@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
             help="a TOML file, or the name of a bundled one (default: quickstart)",
         )
         command.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/NAME-SEED)")
+        if name == "train":
+            _several_processes(command)
         if name == "plan":
             command.add_argument("--chip", required=True, choices=CHIP_NAMES, help="kind of chip")
             command.add_argument("--chips", required=True, type=int, help="how many")
@@ -113,6 +115,21 @@ def _foreign_options(command: argparse.ArgumentParser) -> None:
     other.add_argument("--logprobs", choices=("raw", "processed"), help="how they were computed (default: left out)")
     other.add_argument("--temperature", type=float, default=1.0, help="sampling temperature of --logprobs (default: 1)")
     other.add_argument("--version", type=int, default=0, help="number of the weights that sampled (default: 0)")
+
+
+def _several_processes(command: argparse.ArgumentParser) -> None:
+    several = command.add_argument_group(
+        "several processes",
+        "Start the same command once on every host; all of them see the same run folder and model folder. "
+        "The first process runs gateway, sampler and rollouts.",
+    )
+    several.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of the first process, or `auto` on Cloud TPU slices, Slurm and Open MPI (default: one process)",
+    )
+    several.add_argument("--processes", type=int, metavar="N", help="how many there are; `auto` finds out")
+    several.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0; `auto` finds out")
 
 
 def find_config(name: str) -> Path:
@@ -181,10 +198,25 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
         address = address_of(options.host, options.port, options.public_url)
         return serve(config, run_dir, Serving(address, options.grace))
+    return _train(options, config, run_dir)
+
+
+def _train(options: argparse.Namespace, config: configuration.Config, run_dir: Path) -> int:
+    import jax
+
+    from harnessrl_jax.launch.hosts import follow, join
+
+    join(options)
     if config.algorithm.kind == "supervised":
+        if jax.process_count() > 1:
+            raise ConfigError(f'{options.config}: algorithm.kind = "supervised" runs in one process; start only one.')
         from harnessrl_jax.launch.supervised import warm_start
 
         return warm_start(config, run_dir)
+    if jax.process_index() > 0:
+        from harnessrl_jax.launch.run_folder import RunFolder
+
+        return follow(config, RunFolder(run_dir))
     from harnessrl_jax.launch.train import train
 
     return train(config, run_dir)

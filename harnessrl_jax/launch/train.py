@@ -17,6 +17,7 @@ from harnessrl_jax.launch.agreement import check_agreement
 from harnessrl_jax.launch.credit import packed_step
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import Examination, examine, views
+from harnessrl_jax.launch.hosts import Hosts, Order
 from harnessrl_jax.launch.model import export, first_params, model_folder
 from harnessrl_jax.launch.policy import make_sampler
 from harnessrl_jax.launch.problems import Side, heldout_side, train_side
@@ -35,11 +36,12 @@ from harnessrl_jax.trajectories.credit import group_report
 
 def train(config: Config, run_dir: Path) -> int:
     """Runs, or goes on with, the training that the configuration describes. Returns the exit status."""
-    with open_run(run_dir, config) as folder:
+    hosts = Hosts()
+    with hosts.leading(), open_run(run_dir, config) as folder:
         if (summary := folder.finished()) is not None:
             print_summary(Console(highlight=False), Summary.from_json(summary), folder.path)
             return 0
-        asyncio.run(_train(config, folder))
+        asyncio.run(_train(config, folder, hosts))
     return 0
 
 
@@ -47,6 +49,7 @@ class Run(NamedTuple):
     """What stays the same from step to step."""
 
     config: Config
+    hosts: Hosts
     folder: RunFolder
     model: DecoderConfig
     codec: TextCodec
@@ -65,35 +68,43 @@ class Position(NamedTuple):
     elapsed_s: float
 
 
-async def _train(config: Config, folder: RunFolder) -> None:
+async def _train(config: Config, folder: RunFolder, hosts: Hosts) -> None:
     source = model_folder(config)
     model, params = first_params(config, source)
     trainer, state = make_trainer(config, model, params)
     codec, sampler = text_codec(config), make_sampler(config, model)
     train_tasks, heldout = train_side(config, folder.path), heldout_side(config, folder.path)
+    hosts.tell(Order("open"))
     with Checkpoints(folder.checkpoints, config.checkpoint.keep) as checkpoints:
-        start = _restore(checkpoints, Position(state, 0, TaskStream(train_tasks.tasks, config.seed), 0.0))
-        sampler.load_weights(start.state.params, start.step)
+        start = _restore(hosts, checkpoints, Position(state, 0, TaskStream(train_tasks.tasks, config.seed), 0.0))
+        sampler.load_weights(_weights(hosts, trainer, start.state), start.step)
         with open_services(config, folder, sampler, codec) as services:
-            run = Run(config, folder, model, codec, trainer, sampler, services, checkpoints)
+            run = Run(config, hosts, folder, model, codec, trainer, sampler, services, checkpoints)
             shown = plan(config, folder.path, model, params, train_tasks, heldout, start.step)
             with Progress(shown) as progress:
                 summary = await _work(run, train_tasks, heldout, start, progress)
             _finish(run, heldout, summary)
 
 
-def _restore(checkpoints: Checkpoints, new: Position) -> Position:
+def _restore(hosts: Hosts, checkpoints: Checkpoints, new: Position) -> Position:
     """The last checkpoint's position, or `new` where there is none."""
     step = checkpoints.latest()
     if step is None:
         return new
+    hosts.tell(Order("restore", step))
     state, extra = checkpoints.restore(step, new.state)
     new.stream.set_state(extra["stream"])
     return Position(state, step, new.stream, extra["elapsed_s"])
 
 
+def _weights(hosts: Hosts, trainer: Trainer, state: TrainState) -> Any:
+    hosts.tell(Order("gather"))
+    return trainer.weights(state)
+
+
 def _save(run: Run, position: Position) -> None:
     extra = {"stream": position.stream.get_state(), "elapsed_s": position.elapsed_s}
+    run.hosts.tell(Order("save", position.step))
     run.checkpoints.save(position.step, position.state, extra)
 
 
@@ -115,7 +126,8 @@ async def _work(run: Run, side: Side, heldout: Side, start: Position, progress: 
                         _save(run, position)
         with progress.phase(f"{questions} after training"):
             await examine(run.services, run.folder, heldout, "after", position.step)
-    export(run.model, jax.device_get(position.state.params), model_folder(config), run.folder.model)
+    weights = jax.device_get(_weights(run.hosts, run.trainer, position.state))
+    export(run.model, weights, model_folder(config), run.folder.model)
     return _summary(run, time.monotonic() - began_s)
 
 
@@ -139,11 +151,12 @@ async def _step(
     packed = packed_step(config, collected.rollouts, collected.lineages)
     clock.lap("packing")
     with progress.part("training"):
+        run.hosts.tell(Order("train", position.step))
         state, numbers = run.trainer.run(position.state, packed.batch, packed.report.rows_used)
         clock.lap("training")
         if position.step == 0:
             check_agreement(numbers)
-        run.sampler.load_weights(state.params, position.step + 1)
+        run.sampler.load_weights(_weights(run.hosts, run.trainer, state), position.step + 1)
         clock.lap("weights")
     numbers |= describe_step(collected, packed, clock.laps)
     return position._replace(state=state, step=position.step + 1), numbers

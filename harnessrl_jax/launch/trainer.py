@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.experimental.multihost_utils import process_allgather
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from harnessrl_jax import config as configuration
@@ -51,7 +51,7 @@ from harnessrl_jax.trajectories import PackedBatch
 
 
 class Trainer(NamedTuple):
-    """A compiled step, and where its state lies."""
+    """A compiled step, and where its state lies. With several processes, each of them makes the same calls."""
 
     step: Any
     """The jitted `training.Step`."""
@@ -59,13 +59,22 @@ class Trainer(NamedTuple):
     shardings: TrainState
 
     def run(self, state: TrainState, batch: PackedBatch, rows_used: int) -> tuple[TrainState, dict[str, Any]]:
-        """One optimiser step. The state given is consumed; metrics come back as numbers and lists of numbers."""
-        state, metrics = self.step(state, place_batch(batch, self.mesh), np.int32(rows_used))
+        """One optimiser step on the batch of the first process; what the others give is only its shape.
+
+        The state given is consumed; metrics come back as numbers and lists of numbers.
+        """
+        batch, rows = broadcast_one_to_all((batch, np.int32(rows_used)))
+        with jax.set_mesh(self.mesh):  # attention cuts rows and heads by it
+            state, metrics = self.step(state, place_batch(batch, self.mesh), rows)
         numbers = {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
         numbers["compilations"] = self.step._cache_size()
         if isinstance(state.capo, CapoState) and numbers["capo/age"] == 0:
             assert_same_partition(state.capo.units, process_allgather)
         return state, numbers
+
+    def weights(self, state: TrainState) -> Any:
+        """The parameters as arrays that this process can read whole."""
+        return state.params if jax.process_count() == 1 else process_allgather(state.params, tiled=True)
 
 
 def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Trainer, TrainState]:
