@@ -6,7 +6,6 @@ once a role.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -154,7 +153,8 @@ def _guarded(
         def intercept(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
             module, out = context.module, None
             if context.method_name == "mix" and isinstance(module, Attention):
-                return once_a_role(partial(call, **kwargs), 3)(*args)
+                sinks = args[3]
+                return once_a_role(call, 3 if sinks is None else 4)(*args)
             if context.method_name == "__call__" and len(args) == 1:
                 if type(module) is nn.Dense:
                     out = _dense(module, args[0], named, by_rows, guard, gate_of)

@@ -42,13 +42,13 @@ class Attention(nn.Module):
         self, x: Float[Array, "slot hidden"], rotary: Rotary, mask: TreeMask, plan: TilePlan | None
     ) -> Float[Array, "slot hidden"]:
         """Attention inside one packed row."""
-        heads = self.mix(*self.project(x, rotary), mask, plan).reshape(x.shape[0], -1)
+        heads = self.mix(*self.project(x, rotary), self.sinks, mask, plan).reshape(x.shape[0], -1)
         self.sow("heads", "activation", heads)
         return self.o(heads)
 
-    def mix(self, q: Array, k: Array, v: Array, mask: TreeMask, plan: TilePlan | None) -> Array:
-        """The part without parameters: values of the row, mixed per head."""
-        how = {"window": self.window, "sinks": self.sinks, "implementation": self.implementation}
+    def mix(self, q: Array, k: Array, v: Array, sinks: Array | None, mask: TreeMask, plan: TilePlan | None) -> Array:
+        """The part that reads no parameter of the module: values of the row, mixed per head."""
+        how = {"window": self.window, "sinks": sinks, "implementation": self.implementation}
         return tree_attention(q, k, v, mask, plan, **how)
 
     def extend(

@@ -48,13 +48,9 @@ def context_row_fn(
     Rows are batched by `jax.vmap(..., spmd_axis_name=ROW_AXES)`.
 
     Raises:
-      ShardingError: the decoder has attention sinks; when traced, if the targets do not divide evenly.
+      ShardingError: when traced, if the targets do not divide evenly.
       ModelError: when traced, if the slots do not.
     """
-    if config.sinks:
-        raise ShardingError(
-            "context: attention with sinks cannot be spread; use context = 1 and a tensor that divides kv"
-        )
     implementation, parts = implementation or default_implementation(), mesh.shape[AXIS]
     spread = lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, P(AXIS)))
 
@@ -112,11 +108,11 @@ def _on_own_queries(mesh: Mesh) -> Callable:
     def intercept(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
         if context.method_name != "mix" or not isinstance(context.module, Attention):
             return call(*args, **kwargs)
-        q, k, v, mask, plan = args
+        q, k, v, sinks, mask, plan = args
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
-        own = lambda q, k, v, mask, plan: call(q, k, v, mask, jax.tree.map(lambda leaf: leaf[0], plan))
-        specs = (P(AXIS, heads), P(None, heads), P(None, heads), MASK, P(AXIS))
+        own = lambda *args: call(*args[:-1], jax.tree.map(lambda leaf: leaf[0], args[-1]))
+        specs = (P(AXIS, heads), P(None, heads), P(None, heads), P(heads), MASK, P(AXIS))
         run = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=P(AXIS, heads), check_vma=False)
-        return run(q, k, v, mask, plan)
+        return run(q, k, v, sinks, mask, plan)
 
     return intercept

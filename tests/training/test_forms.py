@@ -30,7 +30,7 @@ from harnessrl_jax.training.state import routing_of
 from harnessrl_jax.trajectories import PackedBatch, Role, trees
 
 MODEL = DecoderConfig(
-    vocab_size=24, hidden_size=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_size=16, qkv_bias=True
+    vocab_size=24, hidden_size=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_size=16, qkv_bias=True, sinks=True
 )
 ROWS, SLOTS, TARGETS = 4, 32, 24
 NEURONS = decoder_units(2, include_gate=True)
