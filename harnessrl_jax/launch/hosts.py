@@ -8,12 +8,13 @@ import argparse
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
-from jax.experimental.multihost_utils import broadcast_one_to_all
+from jax.experimental.multihost_utils import process_allgather
 from orbax.checkpoint import multihost
 
 from harnessrl_jax.checkpoints import Checkpoints
@@ -30,7 +31,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PATIENCE_MS = 7 * 24 * 3600 * 1000
 """How long a process waits for an order: as long as rollouts take. If another process dies, waiting ends too."""
 LAST_WORD_MS = 60_000
-"""How long a failing first process waits for the others to hear why."""
+"""How long a failing process waits for the others to hear why."""
 HEARTBEAT_S, SHUTDOWN_S = 60, 20
 REASON_BYTES = 1000
 
@@ -41,7 +42,7 @@ class Order(NamedTuple):
     kind: Kind
     step: int = 0
     reason: str = ""
-    """Of a stop: why the first process failed, or empty."""
+    """Of a stop: which process failed and why, or empty."""
 
 
 class Hosts:
@@ -50,46 +51,52 @@ class Hosts:
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    def tell(self, order: Order, patience_ms: int = PATIENCE_MS) -> None:
+    def tell(self, order: Order) -> None:
         """The first process: returns when all others know the order and are about to carry it out.
 
         Raises:
-          HostError: another process has ended.
+          HostError: another process failed or has ended.
         """
         if jax.process_count() > 1:
-            self._exchange(order, patience_ms)
+            heard = self._exchange(order, PATIENCE_MS)
+            if heard.reason:
+                raise HostError(heard.reason)
 
     def hear(self) -> Order:
         """The other processes: waits for the next order. Raises HostError if another process has ended."""
         return self._exchange(Order("stop"), PATIENCE_MS)
 
-    def _exchange(self, order: Order, patience_ms: int) -> Order:
-        # The barrier may wait for hours; a collective that waits for a process may give up within minutes.
-        number = next(self._numbers)
-        try:
-            multihost.get_barrier_sync_fn()(key=f"harnessrl_jax: order {number}", timeout_ms=patience_ms)
-        except JaxRuntimeError as error:
-            raise HostError(
-                f"Process {jax.process_index()} of {jax.process_count()}: another process has ended, or did not come "
-                "to the next order. Look at what the others said; the same commands go on from the last checkpoint."
-            ) from error
-        text = order.reason.encode()[:REASON_BYTES].ljust(REASON_BYTES)
-        head = np.array([KINDS.index(order.kind), order.step], np.int32)
-        head, text = broadcast_one_to_all((head, np.frombuffer(text, np.uint8)))
-        return Order(KINDS[int(head[0])], int(head[1]), bytes(text).decode(errors="ignore").rstrip())
-
     @contextmanager
-    def leading(self) -> Iterator[None]:
-        """The first process, around all its orders: whatever ends it, the others are told to stop."""
+    def failing_together(self) -> Iterator[None]:
+        """Around all orders: if this process fails, it says why to the others, who are or will be at the next order."""
         try:
             yield
         except HostError:
             raise
         except BaseException as error:
-            with suppress(HostError):
-                self.tell(Order("stop", reason=f"{type(error).__name__}: {error}"), LAST_WORD_MS)
+            if jax.process_count() > 1:
+                reason = f"Process {jax.process_index()} stopped. {type(error).__name__}: {error}"
+                with suppress(HostError):
+                    self._exchange(Order("stop", reason=reason), LAST_WORD_MS)
             raise
-        self.tell(Order("stop"))
+
+    def _exchange(self, order: Order, patience_ms: int) -> Order:
+        """Brings all processes here. Returns the order of the first, or the stop of one that failed."""
+        text = np.frombuffer(order.reason.encode()[:REASON_BYTES].ljust(REASON_BYTES), np.uint8)
+        head = np.array([KINDS.index(order.kind), order.step], np.int32)
+        # The barrier may wait for hours; a collective that waits for a process may give up within minutes.
+        number = next(self._numbers)
+        try:
+            multihost.get_barrier_sync_fn()(key=f"harnessrl_jax: order {number}", timeout_ms=patience_ms)
+            heads, texts = process_allgather((head, text))
+        except JaxRuntimeError as error:
+            raise HostError(
+                f"Process {jax.process_index()} of {jax.process_count()}: another process has ended, or did not come "
+                "to the next order. Look at what the others said; the same commands go on from the last checkpoint."
+            ) from error
+        reasons = [bytes(text).decode(errors="ignore").rstrip() for text in texts]
+        failed = next(filter(None, reasons), "")
+        return Order("stop", reason=failed) if failed else Order(KINDS[int(heads[0, 0])], int(heads[0, 1]))
 
 
 def join(options: argparse.Namespace) -> None:
@@ -101,7 +108,9 @@ def join(options: argparse.Namespace) -> None:
     numbers = (options.processes, options.process)
     # Without the service for preemption SIGTERM ends a process, as it does when there is only one.
     jax.config.update("jax_enable_preemption_service", False)
-    limits = {"heartbeat_timeout_seconds": HEARTBEAT_S, "shutdown_timeout_seconds": SHUTDOWN_S}
+    connect = partial(
+        jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S
+    )
     if options.coordinator in (None, "auto"):
         if numbers != (None, None):
             raise ConfigError(
@@ -109,30 +118,31 @@ def join(options: argparse.Namespace) -> None:
                 "address of process 0. Leave them out with one process, or with --coordinator auto."
             )
         if options.coordinator == "auto":
-            jax.distributed.initialize(**limits)
+            connect()
     elif None in numbers or not 0 <= options.process < options.processes:
         raise ConfigError(
             f"--coordinator {options.coordinator}: give --processes N and --process I with 0 <= I < N too, "
             f"got {options.processes} and {options.process}."
         )
     else:
-        jax.distributed.initialize(options.coordinator, options.processes, options.process, **limits)
+        connect(options.coordinator, options.processes, options.process)
 
 
 def follow(config: Config, folder: RunFolder) -> int:
     """What every process but the first does, until that one says stop. Returns the exit status.
 
     Raises:
-      HostError: the first process failed; the message says why.
+      HostError: another process failed; the message says why.
     """
     hosts = Hosts()
-    trainer, state = make_trainer(config, *first_params(config, model_folder(config)))
-    order = hosts.hear()
-    if order.kind == "open":
-        with Checkpoints(folder.checkpoints, config.checkpoint.keep) as checkpoints:
-            order = _carry_out(hosts, config.packing, trainer, state, checkpoints)
+    with hosts.failing_together():
+        trainer, state = make_trainer(config, *first_params(config, model_folder(config)))
+        order = hosts.hear()
+        if order.kind == "open":
+            with Checkpoints(folder.checkpoints, config.checkpoint.keep) as checkpoints:
+                order = _carry_out(hosts, config.packing, trainer, state, checkpoints)
     if order.reason:
-        raise HostError(f"Process 0 stopped. {order.reason}")
+        raise HostError(order.reason)
     return 0
 
 

@@ -37,11 +37,12 @@ from harnessrl_jax.trajectories.credit import group_report
 def train(config: Config, run_dir: Path) -> int:
     """Runs, or goes on with, the training that the configuration describes. Returns the exit status."""
     hosts = Hosts()
-    with hosts.leading(), open_run(run_dir, config) as folder:
+    with hosts.failing_together(), open_run(run_dir, config) as folder:
         if (summary := folder.finished()) is not None:
             print_summary(Console(highlight=False), Summary.from_json(summary), folder.path)
-            return 0
-        asyncio.run(_train(config, folder, hosts))
+        else:
+            asyncio.run(_train(config, folder, hosts))
+    hosts.tell(Order("stop"))
     return 0
 
 

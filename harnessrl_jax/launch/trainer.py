@@ -127,7 +127,7 @@ def model_row_fn(config: Config, model: DecoderConfig, goal: Objective, mesh: Me
 
 def mesh_of(sizes: configuration.Mesh, devices: int) -> Mesh:
     """The mesh of a configuration on all devices. Raises ShardingError if they cannot be cut so."""
-    return make_mesh(**mesh_sizes(sizes, devices))
+    return make_mesh(**mesh_sizes(sizes, devices), devices=None)
 
 
 def mesh_sizes(sizes: configuration.Mesh, devices: int) -> dict[str, int]:
