@@ -129,8 +129,9 @@ def _heading(config: Config, chip: ChipName, found: Forecast) -> list[str]:
 
 def _table(found: Forecast, limit: float | None) -> Table:
     table = Table(title="GB of memory", title_justify="left")
-    for name, justify in (("", "left"), ("every device", "right"), ("the first, with the sampler", "right")):
-        table.add_column(name, justify=justify)
+    table.add_column()
+    table.add_column("every device", justify="right")
+    table.add_column("the first, with the sampler", justify="right")
     gigabytes = lambda value: f"{value / 1e9:.2f}"
     for name, value in found.memory._asdict().items():
         table.add_row(name, gigabytes(value), gigabytes(value))

@@ -26,7 +26,9 @@ from harnessrl_jax.models.self_attention import Attention
 from harnessrl_jax.training.rows import Row, TwoPartRowFn
 
 AXIS = "context"
-MASK = TreeMask(t=P(AXIS), lo=P(), hi=P(), query_depth=P(AXIS), key_depth=P())
+_SPREAD: Any = P(AXIS)
+_WHOLE: Any = P()
+MASK = TreeMask(t=_SPREAD, lo=_WHOLE, hi=_WHOLE, query_depth=_SPREAD, key_depth=_WHOLE)
 """Where the mask lies: the queries' integers spread, the keys' on every device."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from harnessrl_jax.errors import ShardingError
@@ -73,7 +73,7 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, context: int, devices: Seque
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def parameter_specs(params: PyTree, mesh: Mesh, rules: Sequence[ShardingRule]) -> PyTree:
+def parameter_specs(params: PyTree, mesh: Mesh | AbstractMesh, rules: Sequence[ShardingRule]) -> PyTree:
     """The PartitionSpec of each parameter: that of the first rule that matches its whole path.
 
     Args:
@@ -99,7 +99,7 @@ def parameter_specs(params: PyTree, mesh: Mesh, rules: Sequence[ShardingRule]) -
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
-def _check_split(name: str, shape: tuple[int, ...], rule: ShardingRule, mesh: Mesh) -> None:
+def _check_split(name: str, shape: tuple[int, ...], rule: ShardingRule, mesh: Mesh | AbstractMesh) -> None:
     if len(rule.spec) > len(shape):
         raise ShardingError(
             f"sharding: rule {rule.path!r} splits {len(rule.spec)} axes, parameter {name!r} {list(shape)} has "
@@ -114,7 +114,10 @@ def _check_split(name: str, shape: tuple[int, ...], rule: ShardingRule, mesh: Me
 
 
 def state_shardings(
-    state: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, rules: Sequence[ShardingRule]
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | AbstractMesh,
+    rules: Sequence[ShardingRule],
 ) -> TrainState:
     """Where each leaf of a train state lies: optimiser moments like their parameters, everything else on all devices.
 
