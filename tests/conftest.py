@@ -17,5 +17,11 @@ collect_ignore = ["tunix"]  # a root of its own, with another environment: see d
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+
+def pytest_ignore_collect(collection_path):
+    """Programs beside the tests (benchmarks, workers, generators) stay unread; doctests would import every file."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
 hypothesis.settings.load_profile("ci")
