@@ -32,6 +32,7 @@ class ChatEvents:
         options = head.request.body.get("stream_options") or {}
         self._usage = bool(options.get("include_usage"))
         self._sent: dict[int, Sent] = {}
+        self._around: dict[tuple[int, Kind], tuple[bytes, bytes]] = {}
 
     def text(self, choice: int, kind: Kind, delta: str) -> bytes:
         """A chunk with text; the first one of a choice names the role."""
@@ -40,7 +41,10 @@ class ChatEvents:
             self._sent[choice] = Sent()
             opening = self._delta(choice, {"role": "assistant", "content": ""})
         self._sent[choice].add(kind, delta)
-        return opening + self._delta(choice, {_FIELDS[kind]: delta})
+        if (choice, kind) not in self._around:
+            self._around[choice, kind] = self._frame(choice, kind)
+        before, after = self._around[choice, kind]
+        return opening + before + dump(delta) + after
 
     def end(self, reply: Reply) -> bytes:
         """What is left of each choice, its finish reason, the token counts if they were asked for."""
@@ -52,6 +56,13 @@ class ChatEvents:
     def fail(self, refusal: Refusal) -> bytes:
         """The error as a line of its own; no `[DONE]` follows, so that nobody takes the reply for whole."""
         return b"data: " + dump(openai_error(refusal)[0]) + b"\n\n"
+
+    def _frame(self, choice: int, kind: Kind) -> tuple[bytes, bytes]:
+        """What stands before and after the text in every chunk of this kind."""
+        delta: Json = {_FIELDS[kind]: ""}
+        # The text of another field cannot hold this: quotes inside of strings are escaped.
+        before, empty, after = self._delta(choice, delta).partition(dump(delta)[1:-1])
+        return before + empty[:-2], after
 
     def _rest(self, index: int, choice: Choice) -> bytes:
         out: list[bytes] = []

@@ -84,9 +84,11 @@ class Stream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             while isinstance(item, Delta):
-                text = self._events.text(item.choice, item.kind, item.text)
+                text, after = self._written(item)
+                # Kept before anything can fail: an answer that was taken must be settled.
+                item = item if after is None else after
                 await send({"type": "http.response.body", "body": text, "more_body": True})
-                item = await self._items.get()
+                item = await self._items.get() if after is None else after
             last = self._events.fail(item) if isinstance(item, Refusal) else self._events.end(item.reply)
             gone = await HttpRequest(scope, receive).is_disconnected()
             await send({"type": "http.response.body", "body": last})
@@ -100,3 +102,18 @@ class Stream(Response):
             for answer in left:
                 if isinstance(answer, Answer):
                     self._settle(answer, delivered)
+
+    def _written(self, delta: Delta) -> tuple[bytes, Item | None]:
+        """Everything that can be sent at once, as one piece; and what came after it, if that is no text."""
+        pieces: list[bytes] = []
+        after: Item | None = None
+        while after is None and not self._items.empty():
+            item = self._items.get_nowait()
+            if not isinstance(item, Delta):
+                after = item
+            elif (item.choice, item.kind) == (delta.choice, delta.kind):
+                delta = delta._replace(text=delta.text + item.text)
+            else:
+                pieces.append(self._events.text(delta.choice, delta.kind, delta.text))
+                delta = item
+        return b"".join([*pieces, self._events.text(delta.choice, delta.kind, delta.text)]), after

@@ -20,9 +20,12 @@ def load(body: str, wanted: str) -> Json:
     return data
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def dump(value: Any) -> bytes:
     """JSON without white space."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def field(data: Mapping[str, Any], name: str, kind: type, default: Any, where: str = "") -> Any:

@@ -6,6 +6,8 @@ from harnessrl_jax.gateway.exchange import Kind
 from harnessrl_jax.gateway.visible import THINK, settled
 from harnessrl_jax.trajectories.roles import REPLACEMENT
 
+_WINDOW_TOKENS = 16
+
 
 class Live:
     """What of one choice can be shown, and what of that is new.
@@ -34,7 +36,7 @@ class Live:
         self._stop_ids = frozenset(stop_ids)
         self._ids: list[int] = []
         self._text, self._shown = "", ""
-        self._before = self._read = 0
+        self._before = 0
         self._sent: dict[Kind, int] = {"reasoning": 0, "content": 0}
 
     def feed(self, ids: Sequence[int]) -> list[tuple[Kind, str]]:
@@ -43,7 +45,8 @@ class Live:
         text = self._decoded()
         if not self._opened and THINK.startswith(text.strip()):
             return []
-        thinking = self._opened or self._thinks(self._ids)
+        # Only a text that begins so is worth a look at its tokens.
+        thinking = self._opened or (text.lstrip().startswith(THINK) and self._thinks(self._ids))
         out: list[tuple[Kind, str]] = []
         parts = settled(text, thinking=thinking, marks=self._marks)
         kinds: tuple[tuple[Kind, str], ...] = (("reasoning", parts.reasoning), ("content", parts.content))
@@ -55,10 +58,12 @@ class Live:
 
     def _decoded(self) -> str:
         """The text so far. A window that slides keeps the cost of a long turn down; see `token_characters`."""
-        piece = self._decode(self._ids[self._before :])[len(self._shown) :]
+        window = self._decode(self._ids[self._before :])
+        piece = window[len(self._shown) :]
         if piece.endswith(REPLACEMENT):
             return self._text + piece
-        self._text += piece
-        self._before, self._read = self._read, len(self._ids)
-        self._shown = self._decode(self._ids[self._before : self._read])
+        self._text, self._shown = self._text + piece, window
+        if len(self._ids) - self._before >= _WINDOW_TOKENS:
+            middle = (self._before + len(self._ids)) // 2
+            self._before, self._shown = middle, self._decode(self._ids[middle:])
         return self._text

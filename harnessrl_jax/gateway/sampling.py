@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -109,16 +111,32 @@ async def sample_all(sampler: Sampler, requests: Sequence[SampleRequest]) -> lis
 
 
 def listener(live: Live, head: Head, choice: int, on_text: OnText) -> OnTokens:
-    """From tokens in the sampler's thread to text on the event loop that asks. Call it on that loop."""
-    loop = asyncio.get_running_loop()
+    """From tokens in the sampler's thread to text on the event loop that asks. Call it on that loop.
 
-    def show(new: list[int]) -> None:
-        for kind, delta in live.feed(new):
-            on_text(head, choice, kind, delta)
+    A loop that is behind is woken once for all tokens that wait; a sampler on the loop itself needs to wake nobody.
+    """
+    loop, own = asyncio.get_running_loop(), threading.get_ident()
+    heard: deque[list[int]] = deque()
+    woken = threading.Event()
+
+    def show() -> None:
+        # Before the ids are taken: those that come later wake the loop again.
+        woken.clear()
+        new: list[int] = []
+        while heard:
+            new += heard.popleft()
+        if new:
+            for kind, delta in live.feed(new):
+                on_text(head, choice, kind, delta)
 
     def hear(new: list[int]) -> None:
-        # The loop ends before the sampler where the process stops; nobody is left to show anything to.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(show, new)
+        heard.append(new)
+        if threading.get_ident() == own:
+            show()
+        elif not woken.is_set():
+            woken.set()
+            # The loop ends before the sampler where the process stops; nobody is left to show anything to.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(show)
 
     return hear

@@ -112,7 +112,14 @@ def _before(text: str, marks: Sequence[str]) -> str:
     for mark in marks:
         at = text.find(mark)
         if at < 0:
-            sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-            at = next((len(text) - size for size in sizes if text.endswith(mark[:size])), len(text))
+            at = _beginning(text, mark)
         text = text[:at]
     return text
+
+
+def _beginning(text: str, mark: str) -> int:
+    """Where the end of `text` may be the beginning of `mark`; the length of `text` if nowhere."""
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) if at < 0 else at

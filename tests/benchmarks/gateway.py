@@ -6,7 +6,8 @@
 The engine is a process that sends the same tokens at the same pace to whoever asks: over chat completions to LiteLLM
 and to clients that need no proxy, as token ids to the gateway, which renders, decodes, parses and stores. Clients
 stream chat completions. *CPU* is what the proxy's own processes used, per call, so that it is what the proxy adds to
-the engine; the gateway's share holds the durable write of every call and its side of the connection to the engine.
+the engine; the gateway's share holds the durable write of every call. Its connection to the engine is a plain socket,
+as its own samplers work in its process; LiteLLM's is the one it comes with.
 """
 
 import argparse
@@ -72,7 +73,6 @@ def _chunk(delta: dict, finish: str | None = None) -> bytes:
 
 def serve_gateway(engine_url: str, run: str) -> int:
     """`launch serve` with a sampler that asks the engine."""
-    import httpx
     import numpy as np
 
     from harnessrl_jax import config
@@ -84,19 +84,19 @@ def serve_gateway(engine_url: str, run: str) -> int:
         """A Sampler that reads token ids from the engine as they come."""
 
         async def start(self) -> None:
-            """Opens the connections."""
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            self.client = httpx.AsyncClient(base_url=engine_url, trust_env=False, timeout=600, limits=limits)
+            """There is nothing to start."""
 
         async def complete(self, request: SampleRequest) -> Sample:
             """The engine's tokens."""
             ids: list[int] = []
-            async with self.client.stream("POST", "/generate", json={"prompt": request.prompt_ids}) as reply:
-                async for piece in reply.aiter_bytes():
-                    new = [int(line) for line in piece.split()]
-                    ids += new
-                    if request.on_tokens is not None:
-                        request.on_tokens(new)
+            reader, writer = await ask(f"{engine_url}/generate", "", {"prompt": request.prompt_ids})
+            await reader.readuntil(b"\r\n\r\n")
+            while int(await reader.readuntil(b"\r\n"), 16):
+                ids.append(int(await reader.readuntil(b"\n")))
+                await reader.readuntil(b"\r\n")
+                if request.on_tokens is not None:
+                    request.on_tokens(ids[-1:])
+            writer.close()
             kind = LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
             return Sample(
                 output_ids=np.array(ids, np.int32), logps=np.full(len(ids), -1.0, np.float32), logp_kind=kind,
@@ -107,8 +107,7 @@ def serve_gateway(engine_url: str, run: str) -> int:
             """There are none."""
 
         async def close(self) -> None:
-            """Closes the connections."""
-            await self.client.aclose()
+            """There is nothing to close."""
 
     behaviour = {"context_tokens": 4096, "max_new_tokens": 256}
     settings = {"name": "cost", "steps": 1, "model": {"path": "builtin:quickstart"}, "behaviour": behaviour}
@@ -119,17 +118,23 @@ def serve_gateway(engine_url: str, run: str) -> int:
 # The clients
 
 
-async def call(url: str, key: str) -> float | None:
-    """One streamed call over a connection of its own; returns the seconds until its last byte, None if it failed."""
+async def ask(url: str, key: str, content: dict) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Posts JSON over a connection of its own; the reply is what can be read."""
     place = urlsplit(url)
-    body = json.dumps(BODY).encode()
+    body = json.dumps(content).encode()
     head = (
-        f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {place.path} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    started = time.perf_counter()
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def call(url: str, key: str) -> float | None:
+    """One streamed call; returns the seconds until its last byte, None if it failed."""
+    started = time.perf_counter()
+    reader, writer = await ask(f"{url}/chat/completions", key, BODY)
     said = await reader.read(-1)
     writer.close()
     if not said.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in said:
