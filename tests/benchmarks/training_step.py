@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from agent_shapes import SHAPES, Shape, chains, each_alone, group, shrunk
 
+from harnessrl_jax.attention.plan import BLOCK
 from harnessrl_jax.models import DecoderConfig, init_params
 from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step
 from harnessrl_jax.trajectories import CreditedCalls, PackedBatch, group_trees, pack
@@ -78,6 +79,15 @@ def operations(m: DecoderConfig, batch: PackedBatch) -> np.ndarray:
         + 14.0 * pairs * m.heads * m.head_dim * m.layers
         + 6.0 * m.hidden_size * m.vocab_size * targets
     )
+
+
+def visible_share(batch: PackedBatch) -> float:
+    """Share of the pairs in the tiles that attention reads which are visible; the test is that of `make_plan`."""
+    rows, slots = batch.token.shape
+    first = np.arange(0, slots, BLOCK)
+    below = batch.subtree_end.reshape(rows, -1, BLOCK).max(axis=2)
+    tiles = (first[None, None, :] <= first[None, :, None]) & (below[:, None, :] > first[None, :, None])
+    return np.where(used(batch), batch.position + 1.0, 0).sum() / tiles.sum() / BLOCK**2
 
 
 def layout(model: DecoderConfig, credited: CreditedCalls, row_slots: int) -> Layout:
@@ -141,7 +151,7 @@ def measure(name: str, shape: Shape, row_slots: int, repeats: int) -> None:
     for way, made in layouts.items():
         ratio, rows = made.operations / trees.operations, len(made.batch.token)
         line = f"  {way:7s} {made.tokens:7d} tokens in {rows:3d} rows, {made.operations / 1e9:6.1f} GFLOP"
-        line += f", ratio {ratio:5.2f}"
+        line += f", ratio {ratio:5.2f}, {visible_share(made.batch):3.0%} of tiles visible"
         if seconds:
             slower = seconds[way] / seconds["trees"]
             line += f"  {seconds[way]:7.2f} s, ratio {slower:5.2f}  attained {slower / ratio:4.2f}"
