@@ -113,7 +113,8 @@ async def sample_all(sampler: Sampler, requests: Sequence[SampleRequest]) -> lis
 def listener(live: Live, head: Head, choice: int, on_text: OnText) -> OnTokens:
     """From tokens in the sampler's thread to text on the event loop that asks. Call it on that loop.
 
-    A loop that is behind is woken once for all tokens that wait; a sampler on the loop itself needs to wake nobody.
+    A loop that is behind is woken once for all tokens that wait. A sampler on the loop itself wakes nobody: its tokens
+    are shown in the loop's next turn.
     """
     loop, own = asyncio.get_running_loop(), threading.get_ident()
     heard: deque[list[int]] = deque()
@@ -131,12 +132,10 @@ def listener(live: Live, head: Head, choice: int, on_text: OnText) -> OnTokens:
 
     def hear(new: list[int]) -> None:
         heard.append(new)
-        if threading.get_ident() == own:
-            show()
-        elif not woken.is_set():
+        if not woken.is_set():
             woken.set()
             # The loop ends before the sampler where the process stops; nobody is left to show anything to.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(show)
+                (loop.call_soon if threading.get_ident() == own else loop.call_soon_threadsafe)(show)
 
     return hear
