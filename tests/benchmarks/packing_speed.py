@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from agent_shapes import made_call
 
-from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, PackedBatch, group_trees, pack
-
-RAW = LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
+from harnessrl_jax.trajectories import CreditedCall, CreditedCalls, PackedBatch, group_trees, pack
 
 
 class Shape(NamedTuple):
@@ -75,14 +74,8 @@ def _conversation(rng, shape, context):
 
 
 def _credited(rollout, group, name, prompt, output):
-    session, seq = name.split("/")
-    call = Call(
-        run_id="run", task_id="t", group_id=str(group), rollout_id=rollout, attempt=0, session_id=session, agent="a",
-        trainable=True, parent_call_id=None, call_id=f"{rollout}/{name}", seq=int(seq), choice=0, harness="h",
-        dialect="d", prompt_ids=prompt, output_ids=output, logps=np.full(len(output), -1.0), logp_kind=RAW,
-        version_start=0, version_end=0, finish="stop", parse_status="none", tool_calls=(), spans=(), delivered=True,
-        request_digest="", retry=False, request="", started_s=0.0, finished_s=1.0,
-    )  # fmt: skip
+    session, turn = name.split("/")
+    call = made_call(str(group), rollout, session, int(turn), prompt, output)
     return CreditedCall(call=call, advantage=1.0, success=True)
 
 
