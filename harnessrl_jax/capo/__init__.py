@@ -17,7 +17,6 @@ from harnessrl_jax.capo.partition import (
     contrast_scores,
     entropy_scores,
     partition,
-    random_partition,
     raw_scores,
 )
 from harnessrl_jax.capo.probe import (
@@ -88,7 +87,6 @@ __all__ = [
     "position_local",
     "probe_row",
     "probe_targets",
-    "random_partition",
     "raw_scores",
     "reference_gradient",
     "reproduction",

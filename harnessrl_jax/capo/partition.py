@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 Statistic = Float[Array, "role layer unit"]
 UnitMask = Bool[Array, "role layer unit"]
@@ -118,20 +118,6 @@ def partition(
     stays = previous & (rank < hysteresis * wanted)
     chosen = _rank(jnp.argsort(jnp.where(stays, rank - units, rank), axis=-1, stable=True)) < wanted
     return chosen & eligible
-
-
-def random_partition(key: Key[Array, ""], layers: int, units: int, *, top_fraction: float) -> UnitMask:
-    """K random units of every layer for each role: the control that tells specific units from few units.
-
-    Args:
-      key: consumed.
-      layers: number of layers.
-      units: units of a layer.
-      top_fraction: κ in (0, 1]; K = ceil(κ · units).
-    """
-    return _rank(jnp.argsort(jax.random.uniform(key, (2, layers, units)), axis=-1)) < units_per_role(
-        units, top_fraction
-    )
 
 
 def _rank(order: Array) -> Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.capo import RandomScore, contrast_scores, entropy_scores, partition, random_partition
+from harnessrl_jax.capo import RandomScore, contrast_scores, entropy_scores, partition
 from harnessrl_jax.capo.partition import units_per_role
 
 RAW = {"score": "raw", "top_fraction": 0.25, "hysteresis": 1.0}
@@ -132,7 +132,10 @@ def test_units_of_which_too_little_was_seen_are_never_chosen():
 
 
 def test_random_partitions_have_the_same_size_and_no_preference():
-    found = np.asarray(random_partition(jax.random.key(0), 50, 40, top_fraction=0.25))
+    shape = (2, 50, 40)
+    nothing, everything = np.zeros(shape, bool), np.ones(shape, bool)
+    how = {"score": RandomScore(0), "top_fraction": 0.25, "hysteresis": 1.0}
+    found = np.asarray(partition(np.zeros(shape), nothing, everything, **how))
     np.testing.assert_array_equal(found.sum(axis=-1), 10)
     assert found.sum(axis=(0, 1)).min() > 10  # of 100 draws, a unit is chosen about 25 times
     assert (found[0] != found[1]).any()
