@@ -105,3 +105,42 @@ def test_missing_keys_and_files_are_named(tmp_path):
 def test_a_bad_override_is_explained(overrides, message):
     with pytest.raises(ConfigError, match=message):
         config.parse(MINIMAL, "f.toml", overrides)
+
+
+VLLM = "[sampler]\nkind = 'vllm'\nurl = 'http://engine:8000'\nmodel = 'tiny'\n"
+
+
+def test_the_engine_is_chosen_on_the_command_line():
+    assert config.parse(MINIMAL, "x.toml").sampler == config.InProcess()
+    given = config.parse(MINIMAL, "x.toml", ["--sampler", "sglang", "--sampler.url", "https://engine"])
+    assert given.sampler == config.SGLangServer(kind="sglang", url="https://engine")
+    assert config.parse(config.to_toml(given), "resolved.toml") == given
+    moved = config.parse(MINIMAL + VLLM, "x.toml", ["--sampler.url=http://other:1"]).sampler
+    assert moved == config.VLLMServer(kind="vllm", url="http://other:1", model="tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[sampler]\nurl = 'http://a'",
+            r"f\.toml: \[sampler\] does not say which it is\. Give sampler\.kind: in_process",
+        ),
+        ("[sampler]\nkind = 'vlm'", r"f\.toml: sampler: Input tag 'vlm' .* 'vllm', 'sglang'"),
+        ("[sampler]\nkind = 'vllm'\nurl = 'http://a'", r"f\.toml: missing required key: sampler\.model\."),
+        (VLLM + "modle = 'x'", r"\[sampler\] unknown key 'modle'\. Did you mean 'model'\?"),
+        ("[sampler]\nkind = 'in_process'\nurl = 'http://a'", r"\[sampler\] unknown key 'url'\.\n  Known keys: kind\."),
+        (
+            "[sampler]\nkind = 'sglang'\nurl = 'engine:8000'",
+            r"sampler: url = 'engine:8000' is not of the form 'http://H",
+        ),
+        ("[sampler]\nkind = 'sglang'\nurl = 'http://a/v1'", r"is not of the form 'http://HOST:PORT', without a path"),
+        (
+            VLLM + "logprobs = 'raw'\n[behaviour]\ntemperature = 0.5",
+            r"log-probabilities at behaviour\.temperature = 0\.5",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        config.parse(MINIMAL + text, "f.toml")

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from harnessrl_jax.config import Config
 from harnessrl_jax.launch.examine import Examination, examine
-from harnessrl_jax.launch.model import first_params, model_folder
-from harnessrl_jax.launch.policy import make_sampler
+from harnessrl_jax.launch.model import model_folder
+from harnessrl_jax.launch.policy import policy_sampler
 from harnessrl_jax.launch.problems import heldout_side
 from harnessrl_jax.launch.run_folder import open_run
 from harnessrl_jax.launch.services import open_services
@@ -23,13 +23,8 @@ def evaluate(config: Config, run_dir: Path) -> int:
     """Asks the held-out questions of the configuration's model, or of its expert, and prints the score."""
     console = Console(highlight=False)
     with open_run(run_dir, config) as folder:
-        source = model_folder(config)
-        if config.behaviour.kind == "expert":
-            sampler = ExpertSampler(source)
-        else:
-            model, params = first_params(config, source)
-            sampler = make_sampler(config, model)
-            sampler.load_weights(params, 0)
+        expert = config.behaviour.kind == "expert"
+        sampler = ExpertSampler(model_folder(config)) if expert else policy_sampler(config, folder)
         side = heldout_side(config, folder.path)
         console.print(Text(f"Asking {len(side.tasks)} held-out questions of {config.model.path} ..."), soft_wrap=True)
         with open_services(config, folder, sampler, text_codec(config)) as services:

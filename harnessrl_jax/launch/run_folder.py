@@ -44,6 +44,11 @@ class RunFolder(NamedTuple):
         return self.path / "model"
 
     @property
+    def weights(self) -> Path:
+        """The weights that an engine outside this process loads, one folder a version."""
+        return self.path / "weights"
+
+    @property
     def logs(self) -> Path:
         """What the harness processes wrote to standard error."""
         return self.path / "logs"

@@ -15,8 +15,7 @@ from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.gateway import Endpoint, Limits
 from harnessrl_jax.gateway.registry import random_key
-from harnessrl_jax.launch.model import first_params, model_folder
-from harnessrl_jax.launch.policy import make_sampler
+from harnessrl_jax.launch.policy import policy_sampler
 from harnessrl_jax.launch.run_folder import open_run
 from harnessrl_jax.launch.services import Address, Services, open_services
 from harnessrl_jax.launch.text import text_codec
@@ -55,7 +54,7 @@ def serve(
       0, or 1 if calls had to be cut off.
     """
     with open_run(run_dir, config) as folder:
-        sampler = (sampler_of or policy_sampler)(config)
+        sampler = policy_sampler(config, folder) if sampler_of is None else sampler_of(config)
         stop = _stop_signals()
         with open_services(config, folder, sampler, text_codec(config), address=serving.address) as services:
             attempt = services.store.next_attempt(ROLLOUT)
@@ -77,14 +76,6 @@ def serve(
             stop.wait()
             left = _drain(services, serving.grace_s, stop)
     return 1 if left else 0
-
-
-def policy_sampler(config: Config) -> Sampler:
-    """The policy of the configuration, with the weights that it starts from."""
-    model, params = first_params(config, model_folder(config))
-    sampler = make_sampler(config, model)
-    sampler.load_weights(params, 0)
-    return sampler
 
 
 def address_of(host: str, port: int, public_url: str | None, environment: Mapping[str, str] = os.environ) -> Address:

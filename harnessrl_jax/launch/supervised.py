@@ -125,7 +125,7 @@ def _examine(
     config: Config, folder: RunFolder, model: DecoderConfig, params: Any, side: Side, progress: Progress
 ) -> Summary:
     """Asks the held-out questions of the trained policy itself."""
-    sampler = make_sampler(config, model)
+    sampler = make_sampler(config, model, folder)
     sampler.load_weights(params, config.steps)
     asking = progress.phase(f"asking {len(side.tasks)} held-out questions")
     with open_services(config, folder, sampler, text_codec(config)) as services, asking:

@@ -27,7 +27,7 @@ from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.launch.trainer import Trainer, make_trainer
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.monitor import MetricsWriter, Progress, Summary, print_summary, read_metrics, write_report
-from harnessrl_jax.sampler import LocalSampler
+from harnessrl_jax.sampler import Sampler
 from harnessrl_jax.tasks import TaskStream
 from harnessrl_jax.training import TrainState
 from harnessrl_jax.trajectories import PackedStep
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     model: DecoderConfig
     codec: TextCodec
     trainer: Trainer
-    sampler: LocalSampler
+    sampler: Sampler
     services: Services
     checkpoints: Checkpoints
 
@@ -73,7 +73,7 @@ async def _train(config: Config, folder: RunFolder, hosts: Hosts) -> None:
     source = model_folder(config)
     model, params = first_params(config, source)
     trainer, state = make_trainer(config, model, params)
-    codec, sampler = text_codec(config), make_sampler(config, model)
+    codec, sampler = text_codec(config), make_sampler(config, model, folder)
     train_tasks, heldout = train_side(config, folder.path), heldout_side(config, folder.path)
     hosts.tell(Order("open"))
     with Checkpoints(folder.checkpoints, config.checkpoint.keep) as checkpoints:

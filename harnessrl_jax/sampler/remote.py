@@ -6,6 +6,7 @@ and holds back new ones: every token of a request has one version, and none is d
 
 import asyncio
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,8 @@ class Wire(Protocol):
 
     path: str
     """Where requests go."""
+    swapping: str
+    """How a server must be started to load weights."""
 
     def body(self, request: SampleRequest) -> Json:
         """The request. Raises SamplerError for a wish that the engine does not have."""
@@ -52,11 +55,13 @@ class RemoteSampler:
     Args:
       url: of the server, as in `http://localhost:8000`.
       wire: how it is spoken to.
-      folder: where weights are written, one folder a version; the server must see it under the same path.
+      folder: where weights are written, one folder a version, which is removed when the next one is served; the server
+        must see it under the same path.
       save: writes parameters as a model folder, as `weights.save_model`.
       version: of the weights that the server starts with.
       api_key: sent as a bearer token, or None.
       timeout_s: for one request, queueing included.
+      weights_timeout_s: for the requests under way to end, and then for each request that loads weights.
     """
 
     def __init__(
@@ -69,11 +74,13 @@ class RemoteSampler:
         version: int = 0,
         api_key: str | None = None,
         timeout_s: float = 600.0,
+        weights_timeout_s: float = 600.0,
     ) -> None:
         self._url, self._wire, self._folder, self._save = url.rstrip("/"), wire, folder, save
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._timeout_s = timeout_s
+        self._timeout_s, self._weights_timeout_s = timeout_s, weights_timeout_s
         self._version = version
+        self._written: Path | None = None  # what the server has loaded
         self._changed = threading.Condition()  # guards the three below
         self._under_way = 0
         self._swapping = False
@@ -128,13 +135,17 @@ class RemoteSampler:
             self._swapping = True
         try:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._under_way == 0, self._timeout_s):
+                if not self._changed.wait_for(lambda: self._under_way == 0, self._weights_timeout_s):
                     raise SamplerError(
                         f"Weights of version {version}: {self._under_way} requests did not end within "
-                        f"{self._timeout_s:g} s. Load weights from another thread than the one that awaits them."
+                        f"{self._weights_timeout_s:g} s. Load weights from another thread than the one that awaits "
+                        "them."
                     )
             self._swap(folder, version)
             self._version = version
+            if self._written not in (None, folder):
+                shutil.rmtree(self._written)
+            self._written = folder
         finally:
             with self._changed:
                 self._swapping = False
@@ -148,23 +159,27 @@ class RemoteSampler:
             await client.aclose()
 
     def _swap(self, folder: Path, version: int) -> None:
-        with httpx.Client(base_url=self._url, headers=self._headers, timeout=self._timeout_s, trust_env=False) as http:
+        patience = self._weights_timeout_s
+        with httpx.Client(base_url=self._url, headers=self._headers, timeout=patience, trust_env=False) as http:
             for path, body in self._wire.swap(str(folder.resolve()), version):
                 try:
                     reply = http.post(path, json=body)
                 except httpx.HTTPError as error:
                     raise self._unreachable(f"weights of version {version}", error) from error
-                _check(reply, f"{self._url}{path}: weights of version {version}")
+                where = f"{self._url}{path}: weights of version {version}"
+                if reply.status_code == httpx.codes.NOT_FOUND:
+                    raise SamplerError(f"{where}: the server has no such address. {self._wire.swapping}")
+                _check(reply, where)
 
     @contextlib.asynccontextmanager
     async def _admitted(self, request: SampleRequest) -> AsyncIterator[int]:
         """Counts a request in and out, and gives the version of the weights that serve it."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s + self._weights_timeout_s
         while not self._enter(request):
             if time.monotonic() > deadline:
                 raise SamplerError(
-                    f"Request {request.request_id!r}: {self._url} did not take up new weights within "
-                    f"{self._timeout_s:g} s. Look at the server's log."
+                    f"Request {request.request_id!r}: {self._url} did not take up new weights in time. Look at the "
+                    "server's log."
                 )
             await asyncio.sleep(POLL_S)
         try:

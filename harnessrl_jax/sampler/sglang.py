@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.errors import WishError
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.sampler.remote import Json
 from harnessrl_jax.trajectories.records import LogpKind
@@ -23,11 +23,12 @@ class SGLang:
     """
 
     path = "/generate"
+    swapping = "Use a version of SGLang that can update weights from disk."
 
     def body(self, request: SampleRequest) -> Json:
         """The request; everything is given, because the server's defaults come from the model folder."""
         if request.banned_ids:
-            raise SamplerError(f"Request {request.request_id!r}: SGLang cannot ban token ids. Leave out banned_ids.")
+            raise WishError(f"Request {request.request_id!r}: SGLang cannot ban token ids. Leave out banned_ids.")
         grammar = {"ebnf": request.grammar} if request.grammar else {}
         return {
             "rid": request.request_id or None,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.errors import WishError
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.sampler.remote import Json
 from harnessrl_jax.trajectories.records import LogpKind
@@ -30,6 +30,7 @@ class VLLM:
     """
 
     path = "/v1/completions"
+    swapping = "Start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment."
 
     def __init__(self, model: str | Path, *, logprobs: Literal["raw", "processed"] = "processed") -> None:
         self._model = str(model)
@@ -38,7 +39,7 @@ class VLLM:
     def body(self, request: SampleRequest) -> Json:
         """The request; everything is given, because the server's defaults come from the model folder."""
         if request.banned_ids:
-            raise SamplerError(f"Request {request.request_id!r}: vLLM cannot ban token ids. Leave out banned_ids.")
+            raise WishError(f"Request {request.request_id!r}: vLLM cannot ban token ids. Leave out banned_ids.")
         grammar = {"structured_outputs": {"grammar": request.grammar}} if request.grammar else {}
         return grammar | {
             "model": self._model,

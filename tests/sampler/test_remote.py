@@ -221,6 +221,29 @@ def test_weights_that_are_refused_leave_the_version(served, tmp_path):
     assert using(served, tmp_path, test, version=3).versions.tolist() == [3]
 
 
+def test_only_the_weights_that_are_served_stay_on_disk(served, tmp_path):
+    async def test(sampler, _):
+        await asyncio.to_thread(sampler.load_weights, {}, 4)
+        await asyncio.to_thread(sampler.load_weights, {}, 5)
+        served.answer = (500, {})
+        with pytest.raises(SamplerError, match=r"weights of version 6"):
+            await asyncio.to_thread(sampler.load_weights, {}, 6)
+
+    (tmp_path / "somebody's").mkdir()
+    using(served, tmp_path, test)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["somebody's", "version-000005", "version-000006"]
+
+
+def test_a_server_without_a_way_to_load_weights_is_told_how_to_get_one(served, tmp_path):
+    async def test(sampler, _):
+        served.answer = (404, {"detail": "Not Found"})
+        how = {"vllm": "Start vLLM with VLLM_SERVER_DEV_MODE=1", "sglang": "Use a version of SGLang"}[served.kind]
+        with pytest.raises(SamplerError, match=rf"weights of version 4: the server has no such address\. {how}"):
+            await asyncio.to_thread(sampler.load_weights, {}, 4)
+
+    using(served, tmp_path, test)
+
+
 def test_a_swap_that_waits_for_itself_ends(served, tmp_path):
     async def test(sampler, _):
         served.hold.clear()
@@ -232,7 +255,7 @@ def test_a_swap_that_waits_for_itself_ends(served, tmp_path):
         with contextlib.suppress(SamplerError):
             await task
 
-    using(served, tmp_path, test, timeout_s=0.3)
+    using(served, tmp_path, test, weights_timeout_s=0.3)
 
 
 def test_cancelling_reaches_the_server(served, tmp_path):
