@@ -12,6 +12,7 @@ HarnessRLError
 ├── WeightsError       a weights file does not fit the model
 ├── CheckpointError    a checkpoint cannot be written or restored
 ├── SamplerError       the sampler cannot serve a request
+│   └── WishError      it never can, however often it is asked
 ├── TextError          a tokenizer or chat template cannot be used
 ├── GatewayError       a request at the model interface is refused
 ├── StoreError         the call store cannot be opened, read or written
@@ -70,6 +71,10 @@ class CheckpointError(HarnessRLError):
 
 class SamplerError(HarnessRLError):
     """The sampler cannot serve a request."""
+
+
+class WishError(SamplerError):
+    """A request asks for what this sampler does not have; the same request will fail again."""
 
 
 class TextError(HarnessRLError):

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from harnessrl_jax.errors import RecordError
-from harnessrl_jax.gateway.exchange import Choice, Json, Request
+from harnessrl_jax.gateway.exchange import Choice, Json, Request, TokenLogp
 from harnessrl_jax.gateway.identity import CallName
 from harnessrl_jax.gateway.live import Live
+from harnessrl_jax.gateway.logprobs import message_tokens, token_logps
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import digest
 from harnessrl_jax.gateway.text import TextCodec
@@ -73,6 +74,7 @@ class Reader:
 
         Raises:
           RecordError: the sampler's arrays do not belong together.
+          Refusal: log-probabilities are asked for that the sampler does not give.
         """
         sample, stop = cut_at_stop(sample, self._codec.decode, request.stop)
         output = sample.output_ids.tolist()
@@ -92,14 +94,20 @@ class Reader:
         thinking = self.opened(place.prompt_ids.tolist()) or self.thinks(output)
         shown = roles.parsed.content if request.calls else self._codec.decode(self._said(output))
         text = split(_without_stop(shown, stop), thinking=thinking)
+        reasoning = reasoning_tokens(output, self._codec.decode, thinking=thinking)
+        logprobs: tuple[TokenLogp, ...] = ()
+        if request.logprobs:
+            message = message_tokens(output, self._codec.decode, roles, reasoning=reasoning, calls=request.calls)
+            logprobs = token_logps(sample, self._codec.bytes_of, message)
         choice = Choice(
             content=text.content or (None if tools else ""),
             tool_calls=tools,
             finish=finish,
             reasoning=text.reasoning,
             stopped_by=None if stop is None else stop.text,
+            logprobs=logprobs,
         )
-        return Captured(call, choice, reasoning_tokens(output, self._codec.decode, thinking=thinking))
+        return Captured(call, choice, reasoning)
 
     def roles(self, output_ids: Sequence[int], finish: Finish, tools: Sequence[Json] = ()) -> OutputRoles:
         """What the parser says of sampled ids; the end of turn is not part of the text."""
@@ -152,7 +160,7 @@ def _record(
     tools: tuple[ToolCall, ...],
     finish: Finish,
 ) -> Call:
-    logps, kind = _behaviour(sample, constrained=request.constraint.asked)
+    logps, kind = _behaviour(sample, constrained=request.constraint.asked or bool(request.banned))
     return Call(
         run_id=rollout.run_id,
         task_id=rollout.task_id,
@@ -191,8 +199,8 @@ def _record(
 def _behaviour(sample: Sample, *, constrained: bool) -> tuple[Float32[np.ndarray, " o"] | None, LogpKind | None]:
     """The log-probabilities that are recorded.
 
-    Under a grammar those of the whole vocabulary: what the grammar leaves out belongs to the request, as the prompt
-    does, and training computes no more than the model's own distribution.
+    Under a grammar, or where tokens are forbidden, those of the whole vocabulary: what is left out belongs to the
+    request, as the prompt does, and training computes no more than the model's own distribution.
     """
     kind = sample.logp_kind
     if not constrained or sample.logps is None or sample.survival is None or kind is None or kind.mode == "raw":

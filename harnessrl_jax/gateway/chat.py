@@ -15,6 +15,7 @@ from harnessrl_jax.gateway.fields import (
     thing,
     unreadable,
 )
+from harnessrl_jax.gateway.logprobs import banned_ids, refuse_alternatives
 from harnessrl_jax.gateway.refusal import bad_request
 
 DIALECT = "openai-chat"
@@ -29,7 +30,10 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-_USED = {"messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"}
+_USED = {
+    *("messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"),
+    *("logprobs", "top_logprobs", "logit_bias"),
+}
 
 
 def parse_request(body: str) -> Request:
@@ -46,6 +50,7 @@ def parse_request(body: str) -> Request:
     n = count(data, "n") or 1
     if n > MAX_CHOICES:
         raise bad_request(f"n is {n}; this gateway gives at most {MAX_CHOICES} choices.", param="n")
+    refuse_alternatives(data)
     limits = [limit for name in ("max_tokens", "max_completion_tokens") if (limit := count(data, name)) is not None]
     choice = data.get("tool_choice")
     calls = choice != "none"
@@ -64,6 +69,8 @@ def parse_request(body: str) -> Request:
             openai_choice(choice, [tool["function"]["name"] for tool in tools], inner="function"),
             field(data, "parallel_tool_calls", bool, True),
         ),
+        banned=banned_ids(data),
+        logprobs=field(data, "logprobs", bool, False),
         stream=field(data, "stream", bool, False),
         calls=calls,
         asked=asked(data, _USED),

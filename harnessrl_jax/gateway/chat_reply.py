@@ -4,6 +4,7 @@ from typing import Any
 
 from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply
 from harnessrl_jax.gateway.fields import dump
+from harnessrl_jax.gateway.logprobs import entry
 from harnessrl_jax.gateway.refusal import Refusal, openai_error
 from harnessrl_jax.gateway.sent import Sent
 from harnessrl_jax.trajectories.records import ToolCall
@@ -20,7 +21,8 @@ def reply_json(reply: Reply) -> bytes:
             message["reasoning_content"] = choice.reasoning
         if choice.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
-        choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish})
+        told = _logprobs(choice)
+        choices.append({"index": index, "message": message, "logprobs": told, "finish_reason": choice.finish})
     return dump(_envelope(reply.head, "chat.completion") | {"choices": choices, "usage": _usage(reply)})
 
 
@@ -77,11 +79,13 @@ class ChatEvents:
             named["function"] = {"name": call.name, "arguments": ""}
             arguments = {"index": position, "function": {"arguments": call.arguments}}
             out += [self._delta(index, {"tool_calls": [part]}) for part in (named, arguments)]
+        if choice.logprobs:
+            out.append(self._delta(index, {}, logprobs=_logprobs(choice)))
         return b"".join([*out, self._delta(index, {}, choice.finish)])
 
-    def _delta(self, index: int, delta: Json, finish: str | None = None) -> bytes:
+    def _delta(self, index: int, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> bytes:
         more: Json = {"usage": None} if self._usage else {}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}], **more)
+        return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}], **more)
 
     def _chunk(self, choices: list[Json], **more: Any) -> bytes:
         return b"data: " + dump(self._envelope | {"choices": choices} | more) + b"\n\n"
@@ -89,6 +93,11 @@ class ChatEvents:
 
 def _envelope(head: Head, kind: str) -> Json:
     return {"id": f"chatcmpl-{head.call_id}", "object": kind, "created": head.created, "model": head.request.model}
+
+
+def _logprobs(choice: Choice) -> Json | None:
+    """Of every sampled token; tokens of reasoning, calls and the end of turn were sampled too."""
+    return {"content": [entry(token) for token in choice.logprobs], "refusal": None} if choice.logprobs else None
 
 
 def _usage(reply: Reply) -> Json:

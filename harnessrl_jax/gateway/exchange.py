@@ -23,6 +23,15 @@ class Origin(NamedTuple):
     """Whether the tool takes text instead of a JSON object."""
 
 
+class TokenLogp(NamedTuple):
+    """One sampled token: its bytes, and its log-probability under the model itself, in nats."""
+
+    data: bytes
+    logp: float
+    message: bool
+    """Whether it belongs to the text of the message, not to reasoning, to a call or to the end of the turn."""
+
+
 class Constraint(NamedTuple):
     """The form that a reply must have.
 
@@ -60,6 +69,8 @@ class Request:
       max_tokens: the client's limit on sampled tokens, or None.
       stop: texts that end the reply.
       constraint: the form that the reply must have.
+      banned: token ids that must not be sampled.
+      logprobs: whether the reply tells the log-probabilities of its tokens.
       stream: whether the reply goes out as events.
       calls: whether the reply may hold tool calls.
       asked: fields that the gateway does not follow, with small values kept: sampling is the trainer's decision.
@@ -80,6 +91,8 @@ class Request:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     constraint: Constraint = FREE
+    banned: tuple[int, ...] = ()
+    logprobs: bool = False
     stream: bool = False
     calls: bool = True
     asked: Json = field(default_factory=dict[str, Any])
@@ -101,6 +114,8 @@ class Choice:
     reasoning: str = ""
     stopped_by: str | None = None
     """The text of `Request.stop` that ended it."""
+    logprobs: tuple[TokenLogp, ...] = ()
+    """Of every sampled token, where the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from harnessrl_jax.gateway.fields import (
     unreadable,
 )
 from harnessrl_jax.gateway.identity import call_of
+from harnessrl_jax.gateway.logprobs import refuse_alternatives
 from harnessrl_jax.gateway.refusal import bad_request
 from harnessrl_jax.gateway.response_tools import custom_arguments, read_tools, rendered_name
 
@@ -27,7 +28,12 @@ DIALECT = "openai-responses"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 _JOINT = "\n"
-_USED = {"input", "instructions", "model", "tools", "max_output_tokens", "stream", "previous_response_id"}
+_USED = {
+    *("input", "instructions", "model", "tools", "max_output_tokens", "stream", "previous_response_id"),
+    *("include", "top_logprobs"),
+}
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 # What would have to be kept, fetched or run here.
 _NOT_SERVED = ("conversation", "background", "prompt")
 
@@ -44,6 +50,9 @@ def parse_request(body: str) -> Request:
             raise bad_request(f"{name} is not served here. Send the conversation as input.", param=name)
     ignored: Counter[str] = Counter()
     tools, origins = read_tools(field(data, "tools", list, []), ignored)
+    refuse_alternatives(data)
+    include = field(data, "include", list, [])
+    ignored.update(f"include {name}" for name in include if name not in _INCLUDED)
     choice = data.get("tool_choice")
     calls = choice != "none"
     instructions = field(data, "instructions", str, "")
@@ -64,6 +73,7 @@ def parse_request(body: str) -> Request:
             openai_choice(choice, [tool["function"]["name"] for tool in tools]),
             field(data, "parallel_tool_calls", bool, True),
         ),
+        logprobs=_LOGPROBS in include,
         stream=field(data, "stream", bool, False),
         calls=calls,
         asked=asked(data, _USED),

@@ -1,9 +1,11 @@
 """OpenAI Responses: reply -> JSON or events. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Origin, Reply
 from harnessrl_jax.gateway.fields import dump
+from harnessrl_jax.gateway.logprobs import entry
 from harnessrl_jax.gateway.refusal import CONTEXT_OVERFLOW, Refusal
 from harnessrl_jax.gateway.response_tools import custom_text
 from harnessrl_jax.gateway.sent import Sent
@@ -67,7 +69,9 @@ class ResponseEvents:
         out += b"".join(self.text(0, kind, delta) for kind, delta in self._sent.rest(choice))
         if not choice.tool_calls and not choice.content:
             out += self._close_text() + self._open_text("content")
-        out += self._close_text(_status(choice)) + b"".join(self._call(call) for call in choice.tool_calls)
+        out += self._close_text(_status(choice), _logprobs(choice)) + b"".join(
+            self._call(call) for call in choice.tool_calls
+        )
         name = "response.incomplete" if choice.finish == "length" else "response.completed"
         return out + self._event(name, {"response": _response(self._head) | _outcome(reply)})
 
@@ -92,16 +96,16 @@ class ResponseEvents:
         out = self._event("response.output_item.added", {"output_index": self._index, "item": item})
         return out + self._event("response.content_part.added", self._place(kind) | {"part": _part(kind, "")})
 
-    def _close_text(self, status: str = "completed") -> bytes:
+    def _close_text(self, status: str = "completed", logprobs: Sequence[Json] = ()) -> bytes:
         if self._open is None:
             return b""
         (kind, text), place = self._open, self._place(self._open[0])
         self._open = None
-        more: Json = {"logprobs": []} if kind == "content" else {}
-        item = _text_item(self._head, kind, text, status)
+        more: Json = {"logprobs": logprobs} if kind == "content" else {}
+        item = _text_item(self._head, kind, text, status, logprobs)
         return (
             self._event(_TEXTS[kind] + ".done", place | {"text": text} | more)
-            + self._event("response.content_part.done", place | {"part": _part(kind, text)})
+            + self._event("response.content_part.done", place | {"part": _part(kind, text, logprobs)})
             + self._event("response.output_item.done", {"output_index": self._index, "item": item})
         )
 
@@ -150,7 +154,8 @@ def _outcome(reply: Reply) -> Json:
     if choice.reasoning:
         output.append(_text_item(reply.head, "reasoning", choice.reasoning, "completed"))
     if choice.content or not choice.tool_calls:
-        output.append(_text_item(reply.head, "content", choice.content or "", _status(choice)))
+        text = choice.content or ""
+        output.append(_text_item(reply.head, "content", text, _status(choice), _logprobs(choice)))
     output += [_call_item(reply.head, call) for call in choice.tool_calls]
     cut = {"reason": "max_output_tokens"} if choice.finish == "length" else None
     return {"status": _status(choice), "incomplete_details": cut, "output": output, "usage": _usage(reply)}
@@ -164,18 +169,23 @@ def _item_id(head: Head, kind: Kind) -> str:
     return f"{'rs' if kind == 'reasoning' else 'msg'}_{head.call_id}"
 
 
-def _text_item(head: Head, kind: Kind, text: str, status: str) -> Json:
-    item: Json = {"id": _item_id(head, kind), "content": [_part(kind, text)]}
+def _text_item(head: Head, kind: Kind, text: str, status: str, logprobs: Sequence[Json] = ()) -> Json:
+    item: Json = {"id": _item_id(head, kind), "content": [_part(kind, text, logprobs)]}
     if kind == "content":
         return item | {"type": "message", "role": "assistant", "status": status}
     # Clients that drop reasoning text send the encrypted form back: it names the turn.
     return item | {"type": "reasoning", "summary": [], "encrypted_content": head.call_id}
 
 
-def _part(kind: Kind, text: str) -> Json:
+def _part(kind: Kind, text: str, logprobs: Sequence[Json] = ()) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(choice: Choice) -> list[Json]:
+    """Of the tokens of the message: reasoning and calls are items of their own, which have no place for them."""
+    return [entry(token) for token in choice.logprobs if token.message]
 
 
 def _call_item(head: Head, call: ToolCall) -> Json:

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.errors import SamplerError, WishError
 from harnessrl_jax.gateway.exchange import Head, Kind, Request
 from harnessrl_jax.gateway.identity import CallName
 from harnessrl_jax.gateway.live import Live
-from harnessrl_jax.gateway.refusal import ContextOverflow, Refusal
+from harnessrl_jax.gateway.refusal import ContextOverflow, Refusal, bad_request
 from harnessrl_jax.sampler.protocol import Sample, Sampler, SampleRequest
 
 OnText = Callable[[Head, int, Kind, str], None]
@@ -78,6 +78,7 @@ def sample_requests(
             seed=name.seed,
             stop_ids=stop_ids,
             stop=request.stop,
+            banned_ids=request.banned,
             grammar=grammar,
             request_id=name.call_id,
             on_tokens=listener,
@@ -102,6 +103,8 @@ async def sample_all(sampler: Sampler, requests: Sequence[SampleRequest]) -> lis
     except* SamplerError as errors:
         failure = errors.exceptions[0]
     # Outside the block, where an exception would be wrapped in a group.
+    if isinstance(failure, WishError):
+        raise bad_request(f"{failure}", code="not_served") from failure
     raise Refusal(
         f"The model cannot answer: {failure} Try again; if it stays so, look at the log of the run.",
         status=503,

@@ -13,6 +13,7 @@ from harnessrl_jax.gateway.conversation import Prompt, build_prompt
 from harnessrl_jax.gateway.exchange import Head, Reply, Request
 from harnessrl_jax.gateway.grammar import Grammars
 from harnessrl_jax.gateway.identity import CallName, call_of, name_call
+from harnessrl_jax.gateway.logprobs import refuse_unknown
 from harnessrl_jax.gateway.refusal import Refusal, bad_request
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import CallKey, Intent
@@ -98,6 +99,7 @@ class Gateway:
     ) -> Answer:
         messages = self._messages(rollout, request)
         prompt = build_prompt(self._codec, rollout.turns, envelope.session_id, messages, request.tools)
+        refuse_unknown(request, self._codec.bytes_of)
         room = room_for(self.policy, request, len(prompt.ids), rollout.budget.room(request.n))
         grammar = self._grammars.of(request.constraint, request.tools, opened=self._reader.opened(prompt.ids))
         seq = rollout.budget.take(request.n)

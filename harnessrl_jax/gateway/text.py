@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from harnessrl_jax.errors import TextError
 from harnessrl_jax.gateway.guard import Guard, Guarded
 from harnessrl_jax.gateway.template import ChatTemplate
+from harnessrl_jax.gateway.token_bytes import bytes_of
 from harnessrl_jax.trajectories.formats import ToolFormat, format_of_template
 
 _CACHED_PIECES = 8192
@@ -56,6 +57,7 @@ class TextCodec:
         self._never = {token["id"] for token in added if token["content"] != unknown}
         self._template = ChatTemplate(_template_source(folder, settings), f"{folder}: chat template", _names(settings))
         self._guard = Guard(self._control, self._template.source)
+        self.bytes_of = bytes_of(self._full, document.get("decoder"))
         self.encode_plain = functools.lru_cache(_CACHED_PIECES)(self._encode_plain)
         self.vocab_size: int = self._full.get_vocab_size(with_added_tokens=True)
         self.stop_ids = self._stop_ids(settings, generation)

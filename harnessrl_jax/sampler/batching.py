@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32, UInt32
 
-from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.errors import SamplerError, WishError
 from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine, Prefix, Settings
 from harnessrl_jax.sampler.pages import PageTable, chunk_keys
 from harnessrl_jax.sampler.placement import Placement
@@ -71,7 +71,7 @@ class Job:
         banned = np.asarray(self.request.banned_ids, np.uint32)
         np.bitwise_and.at(words, banned // WORD, ~(np.uint32(1) << banned % WORD))
         if not words.any():
-            self.failure = SamplerError(
+            self.failure = WishError(
                 f"Request {self.request.request_id!r}: banned_ids forbid every token that the grammar allows next. Ban "
                 "fewer, or change the grammar."
             )
@@ -292,7 +292,7 @@ def check(request: SampleRequest, engine: Engine) -> None:
             "Render the prompt with this model's own tokenizer."
         )
     if len(set(request.banned_ids)) == vocab:
-        raise SamplerError(f"{name}every token is banned; leave at least one.")
+        raise WishError(f"{name}every token is banned; leave at least one.")
     if len(request.stop_ids) > STOP_IDS:
         raise SamplerError(f"{name}{len(request.stop_ids)} stop ids; the sampler takes at most {STOP_IDS}.")
 

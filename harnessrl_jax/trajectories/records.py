@@ -59,6 +59,12 @@ class LogpKind:
         checks.whole(where, "top_k", self.top_k)
         checks.need(0 <= self.min_p < 1, where, "min_p", self.min_p, "in [0, 1)")
 
+    @property
+    def of_the_model(self) -> bool:
+        """Whether they are the model's own: temperature 1, every token kept."""
+        cut = (self.temperature, self.top_p, self.top_k, self.min_p) != (1.0, 1.0, 0, 0.0)
+        return self.mode == "raw" or not cut
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:

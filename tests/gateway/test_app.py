@@ -224,11 +224,11 @@ def test_an_empty_reply(house):
 
 def test_the_trainer_decides_how_to_sample_and_the_request_is_noted(house):
     h = house(lambda prompt: "Yes.")
-    create(h, temperature=0.0, top_p=0.5, seed=3, logprobs=True, max_tokens=20, extra_body={"store": False})
+    create(h, temperature=0.0, top_p=0.5, seed=3, max_tokens=20, extra_body={"store": False})
     request = h.sampler.requests[0]
     assert (request.temperature, request.top_p, request.top_k, request.max_new_tokens) == (1.0, 1.0, 0, 20)
     notes = h.calls()[0].notes
-    assert notes["asked"] == {"temperature": 0.0, "top_p": 0.5, "seed": 3, "logprobs": True, "store": False}
+    assert notes["asked"] == {"temperature": 0.0, "top_p": 0.5, "seed": 3, "store": False}
     assert (notes["max_tokens_asked"], notes["max_new_tokens"]) == (20, 20)
 
 

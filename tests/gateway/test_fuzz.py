@@ -59,6 +59,9 @@ FIELDS = [
     "reasoning_content",
     "response_format",
     "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "include",
 ]
 WORDS = [
     "user",
@@ -97,7 +100,9 @@ messages = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(WORDS[:5])}, optional={"content": values, "tool_calls": values}),
     max_size=4,
 )
-objects = st.fixed_dictionaries({}, optional={name: values for name in FIELDS[2:12]} | {"messages": messages})
+objects = st.fixed_dictionaries(
+    {}, optional={name: values for name in (*FIELDS[2:12], *FIELDS[-4:])} | {"messages": messages}
+)
 likely = st.builds(lambda turns, more: more | {"messages": turns, "input": turns}, messages, objects)
 bodies = st.one_of(
     (likely | objects | values).map(lambda value: json.dumps(value).encode()),
