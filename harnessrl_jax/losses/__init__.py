@@ -20,13 +20,14 @@ from harnessrl_jax.losses.reinforce import cispo, reinforce
 from harnessrl_jax.losses.segments import segment_log_ratio, segment_mean_log_ratio, segment_size, segment_sum
 from harnessrl_jax.losses.shaping import cost_aware_reward, exploration_weight, overlong_penalty
 from harnessrl_jax.losses.sums import Sum, masked_log_ratio, weighted_sum
-from harnessrl_jax.losses.value import clipped_value_loss, value_loss
+from harnessrl_jax.losses.value import ValueMoments, clipped_value_loss, value_loss, value_moments
 
 __all__ = [
     "ProbabilityMoments",
     "RatioMoments",
     "RatioTerms",
     "Sum",
+    "ValueMoments",
     "advantage_weighted_regression",
     "authored_weight",
     "cispo",
@@ -64,6 +65,7 @@ __all__ = [
     "self_distilled_advantage",
     "truncated_importance",
     "value_loss",
+    "value_moments",
     "veto",
     "weighted_sum",
     "within_band",

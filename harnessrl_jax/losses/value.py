@@ -1,8 +1,10 @@
 """Predicted values and returns of one row -> the loss of a critic head."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from harnessrl_jax.losses.sums import Sum, weighted_sum
 
@@ -59,6 +61,42 @@ def clipped_value_loss(
     moved = jnp.clip(jnp.where(weight > 0, value, 0) - old, -clip, clip)
     plain, held = _error(value, target_return, weight), _error(old + moved, target_return, weight)
     return weighted_sum(0.5 * jnp.maximum(plain**2, held**2), weight)
+
+
+class ValueMoments(NamedTuple):
+    """Weighted sums of returns G and of errors V - G. Add them freely."""
+
+    weight: Float[Array, "..."]
+    g: Float[Array, "..."]
+    gg: Float[Array, "..."]
+    error: Float[Array, "..."]
+    error_squared: Float[Array, "..."]
+
+    def explained_variance(self) -> tuple[Float[Array, "..."], Bool[Array, "..."]]:
+        """1 - Var(V - G) / Var(G), at most 1, and whether it is defined: 1 is a perfect critic, 0 a constant one.
+
+        It is not defined, and 0, where the returns are constant to rounding.
+        """
+        weight = jnp.where(self.weight > 0, self.weight, 1)
+        g, gg, error, squared = (each / weight for each in self[1:])
+        spread = gg - g * g
+        valid = (self.weight > 0) & (spread > 16 * jnp.finfo(gg.dtype).eps * gg)
+        return jnp.where(valid, 1 - (squared - error * error) / jnp.where(valid, spread, 1), 0), valid
+
+
+def value_moments(
+    value: Float[Array, " target"], target_return: Float[Array, " target"], weight: Float[Array, " target"]
+) -> ValueMoments:
+    """Sums over the targets of one row, without gradient.
+
+    Args:
+      value: V_t, the critic's prediction before each target, in units of reward.
+      target_return: G_t, what it should predict.
+      weight: how much each target counts; where it is 0 nothing is read.
+    """
+    error = lax.stop_gradient(_error(value, target_return, weight))
+    g = lax.stop_gradient(jnp.where(weight > 0, target_return, 0))
+    return ValueMoments(weight.sum(), *((weight * each).sum() for each in (g, g * g, error, error * error)))
 
 
 def _error(

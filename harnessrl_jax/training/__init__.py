@@ -1,9 +1,12 @@
 """(train state, packed batch) -> (train state, metrics): objectives, sharding and one pure step."""
 
 from harnessrl_jax.training.context_rows import context_row_fn
+from harnessrl_jax.training.critic import critic_row_fn, make_values
 from harnessrl_jax.training.objectives import (
+    ActorCritic,
     Cispo,
     Clipped,
+    Critic,
     DualClipped,
     Gspo,
     Objective,
@@ -12,7 +15,7 @@ from harnessrl_jax.training.objectives import (
     Reinforce,
     Supervised,
 )
-from harnessrl_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from harnessrl_jax.training.optimizer import learning_rate_schedule, make_optimizer, train_only
 from harnessrl_jax.training.role_adapters import (
     RoleAdapters,
     adapter_row_fn,
@@ -38,8 +41,10 @@ from harnessrl_jax.training.step import Step, make_step
 __all__ = [
     "AXES",
     "DECODER_RULES",
+    "ActorCritic",
     "Cispo",
     "Clipped",
+    "Critic",
     "DualClipped",
     "Gspo",
     "Objective",
@@ -55,6 +60,7 @@ __all__ = [
     "TrainState",
     "adapter_row_fn",
     "context_row_fn",
+    "critic_row_fn",
     "decoder_row_fn",
     "init_role_adapters",
     "init_state",
@@ -62,6 +68,7 @@ __all__ = [
     "make_mesh",
     "make_optimizer",
     "make_step",
+    "make_values",
     "one_adapter_a_role",
     "parameter_specs",
     "place_batch",
@@ -69,4 +76,5 @@ __all__ = [
     "role_adapters_row_fn",
     "role_adapters_state",
     "state_shardings",
+    "train_only",
 ]

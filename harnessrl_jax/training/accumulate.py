@@ -1,7 +1,7 @@
 """(params, assigned rows) -> gradients and statistics summed over the used rows, micro-batch by micro-batch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,14 @@ from jaxtyping import Array, Float, Int, PyTree
 from harnessrl_jax.capo import CapoState, Probe
 from harnessrl_jax.errors import PartitionError, ShardingError
 from harnessrl_jax.training.assignment import AssignedRows
-from harnessrl_jax.training.objectives import Objective, roles_of, row_loss
+from harnessrl_jax.training.objectives import Objective, critic_of, roles_of, row_loss
 from harnessrl_jax.training.rows import RowFn, RowOutput
 from harnessrl_jax.training.sharding import ROW_AXES
 from harnessrl_jax.training.state import TrainState
 from harnessrl_jax.training.tally import Tally, tally_row, tally_targets
 
+RowTree = TypeVar("RowTree")
+"""Arrays with a leading row axis, in any structure."""
 MicroLoss = Callable[[PyTree, AssignedRows], tuple[Float[Array, " role"], Tally]]
 Gradient = Callable[[PyTree, AssignedRows], tuple[PyTree, Float[Array, " role"], Tally]]
 
@@ -58,19 +60,19 @@ def summed(losses: Float[Array, "row role"], tally: Tally) -> tuple[Float[Array,
     return losses.sum(axis=0), tally.over_rows()
 
 
-def micro_batches(assigned: AssignedRows, micro_rows: int, shardings: TrainState | None) -> AssignedRows:
+def micro_batches(rows: RowTree, micro_rows: int, shardings: TrainState | None) -> RowTree:
     """Cuts the row axis into [micro-batch, row of it]; on a mesh, every micro-batch lies along all row devices.
 
     Raises:
       ShardingError: the rows do not divide evenly.
     """
-    rows = len(assigned.role)
-    if rows % micro_rows:
+    count = len(jax.tree.leaves(rows)[0])
+    if count % micro_rows:
         raise ShardingError(
-            f"make_step: {rows} rows cannot be cut into micro-batches of {micro_rows}; "
+            f"make_step: {count} rows cannot be cut into micro-batches of {micro_rows}; "
             "pack with max_rows a multiple of micro_rows"
         )
-    cut = jax.tree.map(lambda leaf: leaf.reshape(rows // micro_rows, micro_rows, *leaf.shape[1:]), assigned)
+    cut = jax.tree.map(lambda leaf: leaf.reshape(count // micro_rows, micro_rows, *leaf.shape[1:]), rows)
     if shardings is None:
         return cut
     mesh = jax.tree.leaves(shardings)[0].mesh
@@ -124,7 +126,8 @@ def zero_tally(objective: Objective, assigned: AssignedRows, capo: CapoState | t
     def some_row(assigned: AssignedRows) -> Tally:
         row, role, _ = jax.tree.map(lambda leaf: leaf[0], assigned)
         zeros = jnp.zeros(targets, jnp.float32)
-        return tally_targets(objective, RowOutput(zeros, zeros, ()), row, role)
+        value = zeros if critic_of(objective) else ()
+        return tally_targets(objective, RowOutput(zeros, zeros, (), value), row, role)
 
     tally = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(some_row, assigned))
     if not isinstance(capo, CapoState):

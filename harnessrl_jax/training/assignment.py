@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -33,7 +34,7 @@ class Assignment(NamedTuple):
 def assign(objective: Objective, batch: PackedBatch, rows_used: Int[Array, ""]) -> Assignment:
     """Finds each target's loss. Rows from `rows_used` on count as padding."""
     used = jnp.arange(batch.weight.shape[0]) < rows_used
-    rows = Row(*map(jnp.asarray, batch))
+    rows = Row(*jax.tree.map(jnp.asarray, batch))
     rows = rows._replace(weight=jnp.where(used[:, None], rows.weight, 0))
     counted = rows.weight > 0
     capo = capo_of(objective)

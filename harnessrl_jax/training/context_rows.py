@@ -23,7 +23,7 @@ from harnessrl_jax.attention import (
 from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import Activation, Decoder, DecoderConfig, Remat, picked_logps
 from harnessrl_jax.models.self_attention import Attention
-from harnessrl_jax.training.rows import Row, TwoPartRowFn
+from harnessrl_jax.training.rows import Row, RowOutput, TwoPartRowFn
 
 AXIS = "context"
 _SPREAD: Any = P(AXIS)
@@ -74,12 +74,12 @@ def context_row_fn(
         units = (jax.tree.leaves(sown[collect][f"layers_{i}"])[0] for i in layers)
         return spread(hidden[source]), tuple(unit[source] for unit in units)
 
-    def head(params: PyTree, features: Array, row: Row) -> tuple[Array, Array]:
+    def head(params: PyTree, features: Array, row: Row) -> RowOutput:
         """A batch axis over the devices, so that each goes through its own targets chunk by chunk."""
         share = lambda x: spread(x.reshape(parts, -1, *x.shape[1:]))
         own = lambda x, target: picked_logps(config, params, x, target, temperature=temperature)
         logp, entropy = jax.vmap(own, spmd_axis_name=AXIS)(share(features), share(row.target))
-        return logp.reshape(-1), entropy.reshape(-1)
+        return RowOutput(logp.reshape(-1), entropy.reshape(-1), ())
 
     return TwoPartRowFn(trunk, head)
 

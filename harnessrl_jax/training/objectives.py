@@ -1,6 +1,7 @@
 """What is optimised, as values; (objective, model output, row) -> the summed loss of the row's targets."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from harnessrl_jax.losses import (
     Sum,
     cispo,
     clipped_surrogate,
+    clipped_value_loss,
     cross_entropy,
     dual_clipped_surrogate,
     gspo_token,
@@ -22,6 +24,7 @@ from harnessrl_jax.losses import (
     ratio_terms,
     reinforce,
     truncated_importance,
+    value_loss,
 )
 from harnessrl_jax.training.rows import Row, RowOutput
 
@@ -86,12 +89,65 @@ class Policy:
     loss: PolicyLoss = Clipped()
 
 
-Objective = Supervised | Policy
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Critic:
+    """Regression of the predicted values on the batch's returns. Alone it is a critic's warm start."""
+
+    clip: float | None
+    """ε of `clipped_value_loss`, in units of reward; None is the squared error of `value_loss`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorCritic:
+    """PPO with a critic: L = L_policy + coefficient · L_value, both over the same targets with the same weights.
+
+    Under CAPO that holds for each role, so values are learnt on the targets that some role trains. The value head is a
+    parameter that no unit owns.
+    """
+
+    policy: Policy
+    critic: Critic
+    coefficient: float
+
+    def __post_init__(self):
+        if not 0 <= self.coefficient < math.inf:
+            raise LossError(f"ActorCritic: coefficient must be finite and at least 0, got {self.coefficient}")
+        if self.policy.capo and self.policy.capo.ungated == "frozen":
+            raise LossError(
+                "ActorCritic: capo.ungated = 'frozen' would freeze the value head, which no unit owns; "
+                "use ungated = 'sum', or train the critic in a step of its own with the objective Critic"
+            )
+
+
+Objective = Supervised | Policy | Critic | ActorCritic
+
+
+def policy_of(objective: Objective) -> Policy | None:
+    """The policy gradient in the objective, if there is one."""
+    match objective:
+        case Policy():
+            return objective
+        case ActorCritic():
+            return objective.policy
+        case Supervised() | Critic():
+            return None
+
+
+def critic_of(objective: Objective) -> Critic | None:
+    """The critic's loss in the objective, if there is one."""
+    match objective:
+        case Critic():
+            return objective
+        case ActorCritic():
+            return objective.critic
+        case Supervised() | Policy():
+            return None
 
 
 def capo_of(objective: Objective) -> Capo | None:
     """How the objective routes its gradients, if it does."""
-    return objective.capo if isinstance(objective, Policy) else None
+    policy = policy_of(objective)
+    return policy.capo if policy else None
 
 
 def roles_of(objective: Objective) -> int:
@@ -102,7 +158,8 @@ def roles_of(objective: Objective) -> int:
 
 def sequence_of(objective: Objective) -> Sequence | None:
     """Whose ratios `row_loss` reads in `Row.sequence_log_ratio`, which takes a forward pass over the batch before."""
-    return objective.loss.sequence if isinstance(objective, Policy) and isinstance(objective.loss, Gspo) else None
+    policy = policy_of(objective)
+    return policy.loss.sequence if policy and isinstance(policy.loss, Gspo) else None
 
 
 def behaviour_logp(output: RowOutput, row: Row) -> Float[Array, " target"]:
@@ -117,9 +174,50 @@ def row_loss(objective: Objective, output: RowOutput, row: Row, weight: Float[Ar
     """The loss of the targets of one row that `weight` selects.
 
     The gradient at a target is its own: it does not depend on which others `weight` selects.
+
+    Raises:
+      LossError: the model's output or the row lacks what the objective reads.
     """
-    if isinstance(objective, Supervised):
-        return cross_entropy(output.logp, weight)
+    match objective:
+        case Supervised():
+            return cross_entropy(output.logp, weight)
+        case Policy():
+            return _policy_loss(objective, output, row, weight)
+        case Critic():
+            return critic_loss(objective, output, row, weight)
+        case ActorCritic():
+            actor = _policy_loss(objective.policy, output, row, weight)
+            critic = critic_loss(objective.critic, output, row, weight)
+            return actor._replace(total=actor.total + objective.coefficient * critic.total)
+
+
+def critic_loss(critic: Critic, output: RowOutput, row: Row, weight: Float[Array, " target"]) -> Sum:
+    """The value loss of the targets of one row that `weight` selects; nothing is read of the others."""
+    value, target_return = value_and_return(output, row)
+    if critic.clip is None:
+        return value_loss(value, target_return, weight)
+    if isinstance(row.value_behaviour, tuple):
+        raise LossError("row_loss: a Critic with a clip needs the values before; use trajectories.with_values")
+    return clipped_value_loss(value, row.value_behaviour, target_return, weight, clip=critic.clip)
+
+
+def value_and_return(output: RowOutput, row: Row) -> tuple[Float[Array, " target"], Float[Array, " target"]]:
+    """What the critic says of each target, and what it should say.
+
+    Raises:
+      LossError: the row function gives no values, or the batch has no returns.
+    """
+    if isinstance(output.value, tuple):
+        raise LossError(
+            "row_loss: a Critic needs values, and the row function gives none; wrap it in critic_row_fn and put "
+            "init_value_head(config) into the parameters as 'value_head'"
+        )
+    if isinstance(row.target_return, tuple):
+        raise LossError("row_loss: a Critic needs returns, and this batch has none; use trajectories.with_values")
+    return output.value, row.target_return
+
+
+def _policy_loss(objective: Policy, output: RowOutput, row: Row, weight: Float[Array, " target"]) -> Sum:
     behaviour = behaviour_logp(output, row)
     clip = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
     match objective.loss:

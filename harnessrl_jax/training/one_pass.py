@@ -8,7 +8,7 @@ from harnessrl_jax import capo
 from harnessrl_jax.training.accumulate import Gradient, over_rows, row_losses, summed
 from harnessrl_jax.training.assignment import AssignedRows
 from harnessrl_jax.training.objectives import Objective
-from harnessrl_jax.training.rows import RowFn, RowOutput, in_two_parts
+from harnessrl_jax.training.rows import RowFn, in_two_parts
 from harnessrl_jax.training.state import Routing
 from harnessrl_jax.training.tally import Tally
 
@@ -23,7 +23,7 @@ def fused(row_fn: RowFn, objective: Objective, denominator: Float[Array, " role"
 
         def losses(params: PyTree, found: PyTree, units: PyTree) -> tuple[Float[Array, " role"], Tally]:
             def one_row(assigned: AssignedRows, found: PyTree, units: PyTree) -> tuple[Array, Tally]:
-                output = RowOutput(*parts.head(params, found, assigned.rows), units)
+                output = parts.head(params, found, assigned.rows)._replace(units=units)
                 return row_losses(objective, output, assigned)
 
             total, tally = summed(*over_rows(one_row, part, found, units))

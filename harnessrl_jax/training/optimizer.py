@@ -1,5 +1,6 @@
 """Plain numbers -> an optax optimiser and its learning-rate schedule."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -31,6 +32,25 @@ def learning_rate_schedule(
         return peak * warm * (final_fraction + (1 - final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress)))
 
     return rate
+
+
+def train_only(optimizer: optax.GradientTransformation, where: Callable[[str], bool]) -> optax.GradientTransformation:
+    """The optimiser for some parameters; the others keep their bits, whatever their gradients, and have no moments.
+
+    For a critic's warm start: `train_only(optimizer, lambda path: path.startswith("value_head/"))`.
+
+    Args:
+      optimizer: sees the parameters that are trained, and their gradients, alone.
+      where: whether the parameter of this path ("layers_0/mlp/up/kernel") is trained.
+    """
+
+    def labels(params: PyTree) -> PyTree[str]:
+        name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+        return jax.tree_util.tree_map_with_path(lambda path, _: "trained" if where(name(path)) else "kept", params)
+
+    # -0.0, because x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0.
+    keep = optax.stateless(lambda updates, _: jax.tree.map(lambda leaf: jnp.full_like(leaf, -0.0), updates))
+    return optax.partition({"trained": optimizer, "kept": keep}, labels)
 
 
 def make_optimizer(

@@ -26,6 +26,8 @@ class Row(NamedTuple):
     success: Bool[Array, " target"]
     call: Int[Array, " target"]
     rollout: Int[Array, " target"]
+    value_behaviour: Float[Array, " target"] | tuple[()] = ()
+    target_return: Float[Array, " target"] | tuple[()] = ()
     sequence_log_ratio: Float[Array, " target"] | tuple[()] = ()
     """Mean of logp - logp_behaviour over the target's sequence, nats; not in a packed batch: `with_sequence_ratios`."""
 
@@ -40,6 +42,8 @@ class RowOutput(NamedTuple):
     units: tuple[Any, ...]
     """Per layer, the activation [target, channel] at the slot that predicts the target, as `capo.probe_row` reads it;
     () where nothing probes them."""
+    value: Float[Array, " target"] | tuple[()] = ()
+    """A critic's prediction before each target, in units of reward; () without a critic."""
 
 
 RowFn = Callable[[PyTree, Row], RowOutput]
@@ -55,13 +59,13 @@ class TwoPartRowFn:
 
     trunk: Callable[[PyTree, Row], tuple[PyTree, tuple[Any, ...]]]
     """(params, row) -> (features with a leading target axis, `RowOutput.units`)."""
-    head: Callable[[PyTree, PyTree, Row], tuple[Float[Array, " target"], Float[Array, " target"]]]
-    """(params, features, row) -> (logp, entropy); each target's depend on its own features only."""
+    head: Callable[[PyTree, PyTree, Row], RowOutput]
+    """(params, features, row) -> the output without units; each target's depends on its own features only."""
 
     def __call__(self, params: PyTree, row: Row) -> RowOutput:
         """The whole row function."""
         features, units = self.trunk(params, row)
-        return RowOutput(*self.head(params, features, row), units)
+        return self.head(params, features, row)._replace(units=units)
 
 
 def in_two_parts(row_fn: RowFn) -> TwoPartRowFn:
@@ -71,7 +75,7 @@ def in_two_parts(row_fn: RowFn) -> TwoPartRowFn:
 
     def trunk(params: PyTree, row: Row) -> tuple[PyTree, tuple[Any, ...]]:
         output = row_fn(params, row)
-        return (output.logp, output.entropy), output.units
+        return output._replace(units=()), output.units
 
     return TwoPartRowFn(trunk, lambda params, features, row: features)
 
@@ -107,7 +111,7 @@ def decoder_row_fn(
         )
         return hidden[row.source], tuple(layer[row.source] for layer in units)
 
-    def head(params: PyTree, features: Array, row: Row) -> tuple[Array, Array]:
-        return picked_logps(config, params, features, row.target, temperature=temperature)
+    def head(params: PyTree, features: Array, row: Row) -> RowOutput:
+        return RowOutput(*picked_logps(config, params, features, row.target, temperature=temperature), ())
 
     return TwoPartRowFn(trunk, head)

@@ -1,13 +1,12 @@
 """(params, assigned batch) -> the same batch with the ratio of every sequence, whichever rows its targets lie in."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from harnessrl_jax.losses import segment_mean_log_ratio
-from harnessrl_jax.training.accumulate import micro_batches, over_rows
 from harnessrl_jax.training.assignment import Assignment
+from harnessrl_jax.training.forward import per_target
 from harnessrl_jax.training.objectives import Sequence
 from harnessrl_jax.training.rows import RowFn
 from harnessrl_jax.training.state import TrainState
@@ -35,31 +34,8 @@ def with_sequence_ratios(
     """
     rows = work.assigned.rows
     owner = {"call": rows.call, "rollout": rows.rollout, "row": jnp.indices(rows.call.shape)[0]}[sequence]
-    logp = _logps(row_fn, params, work, rows_used, micro_rows, shardings)
+    logp = per_target(lambda row: row_fn(params, row).logp, rows, rows_used, micro_rows=micro_rows, shardings=shardings)
     known = (rows.weight > 0) & rows.has_logp
     flat = (each.reshape(-1) for each in (logp, rows.logp_behaviour.astype(logp.dtype), owner, known))
     log_ratio = lax.stop_gradient(segment_mean_log_ratio(*flat)).reshape(known.shape)
     return work._replace(assigned=work.assigned._replace(rows=rows._replace(sequence_log_ratio=log_ratio)))
-
-
-def _logps(
-    row_fn: RowFn,
-    params: PyTree,
-    work: Assignment,
-    rows_used: Int[Array, ""],
-    micro_rows: int,
-    shardings: TrainState | None,
-) -> Float[Array, "row target"]:
-    """Log-probabilities of all targets, float32 at least; 0 in rows that are not used."""
-    micro = micro_batches(work.assigned, micro_rows, shardings)
-
-    def body(i: Array, logps: Array) -> Array:
-        part = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False), micro.rows)
-        logp = over_rows(lambda row: row_fn(params, row).logp, part)
-        return lax.dynamic_update_index_in_dim(logps, logp.astype(logps.dtype), i, 0)
-
-    found = jax.eval_shape(row_fn, params, jax.tree.map(lambda leaf: leaf[0, 0], micro.rows))
-    dtype = jnp.promote_types(found.logp.dtype, jnp.float32)
-    trips = (rows_used + micro_rows - 1) // micro_rows
-    logp = lax.fori_loop(0, trips, body, jnp.zeros(micro.role.shape, dtype))
-    return logp.reshape(work.assigned.role.shape)

@@ -135,8 +135,14 @@ def state_shardings(
     """
     whole = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda spec: NamedSharding(mesh, spec), parameter_specs(state.params, mesh, rules))
+    absent = lambda leaf: isinstance(leaf, optax.MaskedNode)  # the moments of what an optimiser does not train
     moments = optax.tree_map_params(
-        optimizer, lambda _, sharding: sharding, state.opt_state, params, transform_non_params=lambda _: whole
+        optimizer,
+        lambda leaf, sharding: leaf if absent(leaf) else sharding,
+        state.opt_state,
+        params,
+        transform_non_params=lambda _: whole,
+        is_leaf=absent,
     )
     return state._replace(params=params, opt_state=moments, step=whole, capo=jax.tree.map(lambda _: whole, state.capo))
 

@@ -12,12 +12,24 @@ from harnessrl_jax.losses import (
     ProbabilityMoments,
     RatioMoments,
     Sum,
+    ValueMoments,
     masked_log_ratio,
     probability_moments,
     ratio_moments,
+    value_moments,
     weighted_sum,
 )
-from harnessrl_jax.training.objectives import Objective, Policy, behaviour_logp, capo_of, loss_terms, row_loss
+from harnessrl_jax.training.objectives import (
+    Objective,
+    behaviour_logp,
+    capo_of,
+    critic_loss,
+    critic_of,
+    loss_terms,
+    policy_of,
+    row_loss,
+    value_and_return,
+)
 from harnessrl_jax.training.rows import Row, RowOutput
 from harnessrl_jax.trajectories import Role
 
@@ -41,6 +53,8 @@ class Tally(NamedTuple):
     """RATIO_PEAKS"""
     mismatch: Any
     """`RatioMoments` and `ProbabilityMoments` of sampler and trainer, each target once; () without a policy."""
+    critic: Any
+    """The value loss as a `Sum`, and `ValueMoments`, each target once; () without a critic."""
     probe: Any
     """CAPO's `Probe`; () where nothing is probed."""
 
@@ -72,14 +86,15 @@ def tally_row(
 
 def tally_targets(objective: Objective, output: RowOutput, row: Row, role: Int[Array, " target"]) -> Tally:
     """`tally_row` without the probe."""
-    logp, entropy = (lax.stop_gradient(each).astype(jnp.float32) for each in (output.logp, output.entropy))
-    output = RowOutput(logp, entropy, output.units)
+    bare = lax.stop_gradient(output._replace(units=()))
+    logp, entropy, _, value = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), bare)
+    output = RowOutput(logp, entropy, output.units, value)
     used = row.weight > 0
     values, masks = [entropy, logp, jnp.abs(row.advantage)], [used] * len(MEANS)
     peaks, mismatch = jnp.zeros(len(RATIO_PEAKS)), ()
-    if isinstance(objective, Policy):
+    if policy := policy_of(objective):
         known = jnp.where(row.has_logp, row.weight, 0)
-        terms = loss_terms(objective, output, row, known)
+        terms = loss_terms(policy, output, row, known)
         values, masks = [*values, *terms], [*masks, *[known > 0] * len(RATIO_MEANS)]
         peaks = jnp.stack([terms.ratio, terms.difference]).max(axis=1, initial=0)
         mismatch = _mismatch(output, row, known > 0)
@@ -90,8 +105,18 @@ def tally_targets(objective: Objective, output: RowOutput, row: Row, role: Int[A
         counts=jnp.stack([used, used & (role >= 0), used & ~row.has_logp]).sum(axis=1, dtype=jnp.float32),
         peaks=peaks.astype(jnp.float32),
         mismatch=mismatch,
+        critic=_critic(objective, output, row),
         probe=(),
     )
+
+
+def _critic(objective: Objective, output: RowOutput, row: Row) -> tuple[Sum, ValueMoments] | tuple[()]:
+    critic = critic_of(objective)
+    if critic is None:
+        return ()
+    once = (row.weight > 0).astype(jnp.float32)
+    found = critic_loss(critic, output, row, row.weight), value_moments(*value_and_return(output, row), once)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
 
 def _mismatch(output: RowOutput, row: Row, known: Bool[Array, " target"]) -> tuple[RatioMoments, ProbabilityMoments]:
@@ -102,7 +127,7 @@ def _mismatch(output: RowOutput, row: Row, known: Bool[Array, " target"]) -> tup
 
 def named_metrics(objective: Objective, tally: Tally) -> dict[str, Array]:
     """The numbers of a step that come from its targets; the constants above name them."""
-    policy = isinstance(objective, Policy)
+    policy = policy_of(objective) is not None
     metrics: dict[str, Array] = dict(zip(COUNTS[: 3 if policy else 2], tally.counts))
     metrics |= dict(zip(MEANS + RATIO_MEANS, tally.means.mean()))
     if policy:
@@ -111,6 +136,12 @@ def named_metrics(objective: Objective, tally: Tally) -> dict[str, Array]:
         metrics |= dict(zip(RATIO_PEAKS, tally.peaks))
         metrics |= {"mismatch_effective_share": ratios.effective_share(), "mismatch_chi2": ratios.chi2()}
         metrics |= {"mismatch_correlation": correlation, "mismatch_correlation_valid": valid}
+    if tally.critic:
+        loss, moments = tally.critic
+        explained, valid = moments.explained_variance()
+        metrics |= {"value_loss": loss.mean(), "return_mean": Sum(moments.g, moments.weight).mean()}
+        metrics |= {"value_error": Sum(moments.error, moments.weight).mean()}
+        metrics |= {"value_explained": explained, "value_explained_valid": valid}
     losses = tally.role_loss.mean()
     for i, role in enumerate(LOGGED_ROLES):
         metrics |= {f"loss_{role.name.lower()}": losses[i], f"weight_{role.name.lower()}": tally.role_loss.weight[i]}

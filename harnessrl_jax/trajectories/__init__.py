@@ -22,6 +22,7 @@ from harnessrl_jax.trajectories.roles import OutputRoles, assign_roles, call_rol
 from harnessrl_jax.trajectories.rows import PackedBatch, target_context
 from harnessrl_jax.trajectories.targets import Targets, build_targets
 from harnessrl_jax.trajectories.trees import ROOT, PrefixTree, ancestor, build, path
+from harnessrl_jax.trajectories.valued import call_parents, with_values
 
 __all__ = [
     "ROOT",
@@ -59,6 +60,7 @@ __all__ = [
     "build_lineage",
     "build_targets",
     "call_advantages",
+    "call_parents",
     "call_roles",
     "format_of_template",
     "group_trees",
@@ -72,4 +74,5 @@ __all__ = [
     "process_by_call_index",
     "supervised_calls",
     "target_context",
+    "with_values",
 ]

@@ -33,6 +33,9 @@ class PackedBatch(NamedTuple):
       success: whether the token's rollout had an outcome reward above 0.
       call: number of the call in the step.
       rollout: number of the rollout in the step.
+      value_behaviour: a critic's value of what the target follows, when the returns were computed, in units of
+        reward; () in a batch without a critic.
+      target_return: what the critic should have said (`with_values`); () in a batch without one.
     """
 
     token: Int32[np.ndarray, "row slot"]
@@ -48,6 +51,8 @@ class PackedBatch(NamedTuple):
     success: Bool[np.ndarray, "row target"]
     call: Int32[np.ndarray, "row target"]
     rollout: Int32[np.ndarray, "row target"]
+    value_behaviour: Float32[np.ndarray, "row target"] | tuple[()] = ()
+    target_return: Float32[np.ndarray, "row target"] | tuple[()] = ()
 
 
 def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarray, " depth"]:

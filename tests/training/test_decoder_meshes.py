@@ -47,6 +47,6 @@ def test_what_a_context_axis_cannot_spread_is_refused(decoder_job):
     mesh = make_mesh(data=2, fsdp=1, tensor=1, context=4)
     how = {"temperature": 1.0, "implementation": "blockwise", "remat": "none", "collect": None}
     row_fn = context_row_fn(decoder_job.MODEL, mesh, **how)
-    row = Row(*(leaf[0][:30] for leaf in decoder_job.batch(0)))
+    row = Row(*jax.tree.map(lambda leaf: leaf[0][:30], decoder_job.batch(0)))
     with pytest.raises(ShardingError, match=r"30 targets of a row cannot be spread evenly over 4 devices"):
         row_fn(decoder_job.params(), row)

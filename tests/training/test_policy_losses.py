@@ -197,7 +197,7 @@ def test_what_credit_and_authors_change_enters_a_step_through_its_batch(change, 
 
 
 def test_a_row_without_sequence_ratios_is_refused(toy):
-    row = Row(*(jnp.asarray(leaf[0]) for leaf in toy.batch(rows=1)))
+    row = Row(*jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), toy.batch(rows=1)))
     output = RowOutput(jnp.zeros(6), jnp.zeros(6), ())
     objective = Policy(clip_low=3e-4, clip_high=4e-4, capo=None, loss=GSPO[0])
     with pytest.raises(LossError, match="Gspo needs the ratios of whole sequences, and this row has none"):

@@ -20,7 +20,7 @@ def params():
 
 
 def one_row(toy):
-    row = Row(*(jnp.asarray(leaf[0]) for leaf in toy.batch(rows=1)))
+    row = Row(*jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), toy.batch(rows=1)))
     return row._replace(token=row.token % 12, target=row.target % 12)
 
 
