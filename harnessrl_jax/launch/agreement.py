@@ -1,13 +1,40 @@
-"""Metrics of the first step -> whether trainer and sampler compute the same model. Pure."""
+"""Whether trainer and sampler compute the same log-probabilities: by what calls say of theirs, and by the first step.
 
-from collections.abc import Mapping
+Pure.
+"""
+
+from collections.abc import Iterable, Mapping
 
 from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.trajectories import Call
 
 LARGEST = 0.05
 """Mean difference of log-probabilities in nats: far above rounding, bfloat16's included; far below another model."""
 LEAST_CORRELATION = 0.98
 """Of the two probabilities of the sampled tokens; healthy runs are above 0.99."""
+
+
+def check_logp_kinds(calls: Iterable[Call], temperature: float) -> None:
+    """Stops a run before it compares log-probabilities of two kinds: the ratio of such two says nothing.
+
+    Calls without log-probabilities pass: they have no ratio, and are counted as such.
+
+    Args:
+      calls: those that are trained.
+      temperature: T of the log softmax(logits / T) over the whole vocabulary that the trainer computes.
+
+    Raises:
+      SamplerError: a call's log-probabilities are of another temperature, raw where T is not 1, or of what a cut left.
+    """
+    for call in calls:
+        kind = call.logp_kind
+        if kind is not None and not kind.drawn_at(temperature):
+            raise SamplerError(
+                f"Call {call.call_id!r} of rollout {call.rollout_id!r} was sampled with {kind}, but training computes "
+                f"log-probabilities at behaviour.temperature = {temperature:g} over the whole vocabulary, and the two "
+                "must not be compared. Let the engine report them after temperature and before any cut (vLLM: "
+                "--logprobs-mode processed_logprobs and no top-p), or train with the temperature of the calls."
+            )
 
 
 def check_agreement(metrics: Mapping[str, float]) -> None:

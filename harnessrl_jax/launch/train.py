@@ -13,7 +13,7 @@ from harnessrl_jax import config as configuration
 from harnessrl_jax.checkpoints import Checkpoints
 from harnessrl_jax.config import Config
 from harnessrl_jax.gateway import TextCodec
-from harnessrl_jax.launch.agreement import check_agreement
+from harnessrl_jax.launch.agreement import check_agreement, check_logp_kinds
 from harnessrl_jax.launch.credit import packed_step
 from harnessrl_jax.launch.describe import plan
 from harnessrl_jax.launch.examine import Examination, examine, views
@@ -150,6 +150,7 @@ async def _step(
         )
     clock.lap("rollouts")
     packed = packed_step(config, collected.rollouts, collected.lineages)
+    check_logp_kinds((credited.call for credited in packed.calls), config.behaviour.temperature)
     clock.lap("packing")
     with progress.part("training"):
         run.hosts.tell(Order("train", position.step))

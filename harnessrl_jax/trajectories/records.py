@@ -65,6 +65,14 @@ class LogpKind:
         cut = (self.temperature, self.top_p, self.top_k, self.min_p) != (1.0, 1.0, 0, 0.0)
         return self.mode == "raw" or not cut
 
+    def drawn_at(self, temperature: float) -> bool:
+        """Whether they are what a token drawn from log softmax(logits / temperature), no token cut, is trained with.
+
+        False also for raw log-probabilities of tokens that were drawn at another temperature than 1.
+        """
+        whole = (self.temperature, self.top_p, self.top_k, self.min_p) == (temperature, 1.0, 0, 0.0)
+        return whole and (self.mode == "processed" or temperature == 1.0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:

@@ -1,7 +1,12 @@
+import dataclasses
+
+import numpy as np
 import pytest
 
 from harnessrl_jax.errors import SamplerError
-from harnessrl_jax.launch.agreement import check_agreement
+from harnessrl_jax.launch.agreement import check_agreement, check_logp_kinds
+from harnessrl_jax.trajectories import LogpKind
+from tests.trajectories.conftest import call_of
 
 GOOD = {"mismatch_mean": 3e-6, "mismatch_correlation": 0.9999, "mismatch_correlation_valid": 1.0}
 
@@ -22,3 +27,35 @@ def test_rounding_is_no_disagreement(change):
 def test_another_model_is_one(change):
     with pytest.raises(SamplerError, match=r"^Before the first update, .* They do not compute the same model: compare"):
         check_agreement(GOOD | change)
+
+
+RAW = LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0)
+COOL = LogpKind(mode="processed", temperature=0.5, top_p=1.0, top_k=0)
+WARM = dataclasses.replace(COOL, temperature=1.0)
+
+
+def call(kind):
+    return call_of("c", [1], [2, 3], logp_kind=kind, logps=None if kind is None else np.float32([-1.0, -2.0]))
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [(RAW, 1.0), (WARM, 1.0), (COOL, 0.5), (None, 0.5)])
+def test_log_probabilities_that_training_computes_are_compared(kind, temperature):
+    check_logp_kinds([call(kind)], temperature)
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [
+        (RAW, 0.5),
+        (dataclasses.replace(RAW, temperature=0.5), 1.0),
+        (dataclasses.replace(RAW, temperature=0.5), 0.5),
+        (WARM, 0.5),
+        (COOL, 1.0),
+        (dataclasses.replace(WARM, top_p=0.9), 1.0),
+        (dataclasses.replace(WARM, top_k=40), 1.0),
+        (dataclasses.replace(COOL, min_p=0.1), 0.5),
+    ],
+)
+def test_others_are_refused(kind, temperature):
+    with pytest.raises(SamplerError, match=r"Call 'c' of rollout 'r' was sampled with LogpKind\(mode=.*Let the engine"):
+        check_logp_kinds([call(None), call(kind)], temperature)
