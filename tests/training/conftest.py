@@ -14,7 +14,7 @@ import pytest
 
 from harnessrl_jax.capo import decoder_units, default
 from harnessrl_jax.training import Policy, RowOutput
-from harnessrl_jax.trajectories import PackedBatch
+from harnessrl_jax.trajectories import PackedBatch, Role, Targets, build, pack
 
 VOCAB, HIDDEN, UNITS = 16, 8, 8
 
@@ -82,6 +82,33 @@ def toy_batch(rows=4, max_rows=8, slots=8, targets=6, seed=0, missing=0.0):
     )
 
 
+def packed_trees(vocabulary, *, row_slots, row_targets, max_rows, seed=0):
+    """(batch, rows used) of four trees of three calls each, as packed; NaN where nothing is read. A rollout a tree."""
+    rng, items = np.random.default_rng(seed), []
+    for n in range(4):
+        start = rng.integers(0, vocabulary, 2)
+        tree, _ = build([np.concatenate([start, rng.integers(0, vocabulary, 3)]) for _ in range(3)])
+        source = np.repeat(np.flatnonzero(tree.depth >= 1), 2)
+        size = len(source)
+        items.append((tree, Targets(
+            source=source.astype(np.int32),
+            token=rng.integers(0, vocabulary, size).astype(np.int32),
+            logp_behaviour=rng.uniform(-2.6, -1.6, size).astype(np.float32),
+            has_logp=np.ones(size, bool),
+            advantage=rng.normal(size=size).astype(np.float32),
+            role=rng.choice([Role.ACTION, Role.ARGS], size).astype(np.int8),
+            weight=rng.choice([0.5, 1.0], size).astype(np.float32),
+            success=np.ones(size, bool),
+            call=np.full(size, n, np.int32),
+            rollout=np.full(size, n, np.int32),
+        )))  # fmt: skip
+    batch, report = pack(items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
+    assert not report.dropped
+    poison = lambda array: np.where(batch.weight > 0, array, np.nan).astype(np.float32)
+    batch = batch._replace(logp_behaviour=poison(batch.logp_behaviour), advantage=poison(batch.advantage))
+    return batch, jnp.int32(report.rows_used)
+
+
 def toy_capo(layers=2, **changes):
     quick = {"warmup_rollouts": 1, "warmup_steps": 100, "refresh_steps": 2}
     capo = dataclasses.replace(default(decoder_units(layers, include_gate=True)), **quick | changes)
@@ -103,6 +130,11 @@ def toy():
     # Nearly all the time of these tests is LLVM optimising steps that then run once.
     jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     return Toy(toy_params, toy_row_fn, toy_batch, toy_capo, jit)
+
+
+@pytest.fixture(scope="session")
+def tree_batch():
+    return packed_trees
 
 
 @pytest.fixture(scope="session")
