@@ -80,6 +80,19 @@ def test_chat_follows_a_schema(h):
     assert {choice.finish_reason for choice in reply.choices} == {"stop"}
 
 
+def test_forbidden_tokens_are_not_sampled_and_log_probabilities_are_the_models(h):
+    free = create(h, logprobs=True, max_tokens=40)
+    spelled = {bytes(token.bytes) for token in free.choices[0].logprobs.content}
+    ids = [i for i in range(h.codec.vocab_size) if h.codec.bytes_of(i) in spelled]
+    reply = create(h, logprobs=True, max_tokens=40, logit_bias={str(i): -100 for i in ids})
+    tokens = reply.choices[0].logprobs.content
+    assert not spelled & {bytes(token.bytes) for token in tokens} - {b""}
+    call = next(kept.call for kept in h.calls() if kept.call.call_id == reply.id.removeprefix("chatcmpl-"))
+    # At temperature 1 the whole vocabulary's are the model's own, whatever was forbidden.
+    np.testing.assert_allclose([token.logprob for token in tokens], call.logps, atol=1e-5)
+    assert call.logp_kind == LogpKind(mode="processed", temperature=1.0, top_p=1.0, top_k=0)
+
+
 def test_a_stream_follows_a_schema(h):
     chunks = create(h, response_format=FORMAT, stream=True)
     assert fits("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
