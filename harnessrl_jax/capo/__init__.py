@@ -9,7 +9,14 @@ a `UnitMap` can name.
 from harnessrl_jax.capo.agreement import assert_same_partition
 from harnessrl_jax.capo.attach import Attachment
 from harnessrl_jax.capo.conflict import Conflict, conflict
-from harnessrl_jax.capo.families import adapter_units, decoder_units, head_units, layer_units, lora_units
+from harnessrl_jax.capo.families import (
+    adapter_units,
+    decoder_units,
+    expert_units,
+    head_units,
+    layer_units,
+    lora_units,
+)
 from harnessrl_jax.capo.foreign import StoredFactors, routed_loss, stored_factors, trained_units
 from harnessrl_jax.capo.fused import fused_gradient, position_local
 from harnessrl_jax.capo.partition import (
@@ -73,6 +80,7 @@ __all__ = [
     "entropy_scores",
     "everything",
     "expand",
+    "expert_units",
     "fixed_partition",
     "forget_moments",
     "freeze_outside",

@@ -18,6 +18,24 @@ def decoder_units(layers: int, *, include_gate: bool) -> UnitMap:
     return UnitMap(layers, (*slices, UnitSlice("layers_{layer}/mlp/down/kernel", 0)))
 
 
+def expert_units(layers: int, *, include_gate: bool, bias: bool) -> UnitMap:
+    """The neurons of every expert of `models.Mixture`; unit e · (neurons of an expert) + j is neuron j of expert e.
+
+    A neuron owns its columns of its expert's `gate` and `up`, their bias entries, and its row of `down`. The router and
+    the bias of `down` are ungated. Experts see different tokens: a `Capo.min_tokens` of 32 keeps neurons out of a
+    partition whose expert has hardly been asked.
+
+    Args:
+      layers: number of decoder layers.
+      include_gate: whether a neuron owns its gate column too; False leaves the gate ungated.
+      bias: whether `gate` and `up` have one (`Experts.form` "clamped").
+    """
+    columns, name = ("gate", "up") if include_gate else ("up",), "layers_{layer}/experts/"
+    kernels = [UnitSlice(f"{name}{part}/kernel", 2, expert_axis=0) for part in columns]
+    biases = [UnitSlice(f"{name}{part}/bias", 1, expert_axis=0) for part in columns if bias]
+    return UnitMap(layers, (*kernels, *biases, UnitSlice(f"{name}down/kernel", 1, expert_axis=0)))
+
+
 def head_units(layers: int, *, heads: int, kv_heads: int, head_dim: int, bias: bool) -> UnitMap:
     """The key-value heads of `models.Decoder`, each with the query heads that read it.
 

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from harnessrl_jax.capo.roles import ACTION, ARGS, any_of, number_of_owners
-from harnessrl_jax.models import Activation
+from harnessrl_jax.models import Activation, ExpertUnits
 
 
 class Statistic(NamedTuple):
@@ -19,14 +19,6 @@ class Statistic(NamedTuple):
     phi: Callable[[Float[Array, "target channel"]], Float[Array, "target unit"]]
     layers_are_units: bool = False
     """True where a layer is one unit: the layers' values become the units of one layer."""
-
-
-class ExpertUnits(NamedTuple):
-    """Activations of a mixture-of-experts layer, and which targets each expert saw."""
-
-    activation: Float[Array, "target expert unit"]
-    routed: Bool[Array, "target expert"]
-    """Activations of other targets are never read."""
 
 
 class Probe(NamedTuple):
@@ -97,7 +89,7 @@ def probe_row(
 
     Args:
       units: per layer, activations h at the slot that *predicts* each target, never at the target's own slot; for
-        experts, the sums run over the targets that each expert saw.
+        experts, the sums run over the targets that each expert saw, and others are never read.
       role: ACTION or ARGS where `probed`.
       probed: which targets count (`probe_targets`). Activations of the others are never read.
       statistic: what to average.

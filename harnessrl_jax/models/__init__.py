@@ -4,6 +4,7 @@ from harnessrl_jax.models.cache import KVCache, extend, extend_with_experts, ini
 from harnessrl_jax.models.config import DecoderConfig, Experts
 from harnessrl_jax.models.decoder import Decoder, Remat
 from harnessrl_jax.models.lora import Adapters, adapted, init_adapters
+from harnessrl_jax.models.mlp import ExpertUnits
 from harnessrl_jax.models.rope import Llama3Rope, YarnRope
 from harnessrl_jax.models.rows import Activation, Params, init_params, logits, picked_logps, row_hidden, target_logps
 from harnessrl_jax.models.value import init_value_head, values
@@ -13,6 +14,7 @@ __all__ = [
     "Adapters",
     "Decoder",
     "DecoderConfig",
+    "ExpertUnits",
     "Experts",
     "KVCache",
     "Llama3Rope",

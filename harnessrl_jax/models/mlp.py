@@ -1,9 +1,11 @@
 """Hidden states -> hidden states, each token alone: the gated MLP, and a mixture of gated experts."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.initial import residual_init
@@ -11,6 +13,14 @@ from harnessrl_jax.models.initial import residual_init
 CLAMP = 7.0  # of gate and up in clamped experts
 SLOPE = 1.702  # of the sigmoid there: x * sigmoid(SLOPE * x) is close to GELU
 UNSEEN = -1e30  # finite, so that gradients of masked scores are 0 and not NaN
+
+
+class ExpertUnits(NamedTuple):
+    """Activations of the neurons of every expert, and which tokens each expert saw."""
+
+    activation: Float[Array, "*axes expert unit"]
+    routed: Bool[Array, "*axes expert"]
+    """Activations of other tokens do not reach the layer's output."""
 
 
 class Mlp(nn.Module):
@@ -35,7 +45,10 @@ class Mlp(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router and its experts; the collection `experts` gets the choices.
+    """A router and its experts.
+
+    The collection `experts` gets the choices; `gate`, `up` and `hidden` (the input of `down`, before the router's
+    weight) get `ExpertUnits`.
 
         out = Σ_e w_e expert_e(x),   w = softmax of the router's scores, over all experts or over the chosen ones
 
@@ -78,6 +91,8 @@ class Mixture(nn.Module):
         weight = jnp.exp(log_weight).astype(x.dtype)
         gate, up = self.gate(x), self.up(x)
         hidden = nn.silu(gate) * up if experts.form == "silu" else _clamped(gate, up)
+        for name, value in (("gate", gate), ("up", up), ("hidden", hidden)):
+            self.sow(name, "activation", ExpertUnits(value, member))
         return self.down.weighted(hidden, weight)
 
 

@@ -15,6 +15,7 @@ from harnessrl_jax.attention import (
 from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder, Remat
+from harnessrl_jax.models.mlp import ExpertUnits
 
 Params = dict[str, Any]
 Activation = Literal["hidden", "gate", "up", "heads", "residual", "experts"]
@@ -52,7 +53,7 @@ def row_hidden(
     remat: Remat = "none",
     collect: Activation | None = None,
     experts: Int[Array, "slot layer active"] | None = None,
-) -> tuple[Float[Array, "slot hidden"], tuple[Float[Array, "slot channel"], ...]]:
+) -> tuple[Float[Array, "slot hidden"], tuple[Any, ...]]:
     """Normed hidden states of one packed row of prefix trees.
 
     Args:
@@ -72,10 +73,11 @@ def row_hidden(
         that sampled it; valid numbers on padding too. None: the router chooses.
 
     Returns:
-      The hidden states, and per layer the activation (empty unless asked for).
+      The hidden states, and per layer the activation [slot, channel] (empty unless asked for); what the MLP would give
+      comes from every expert as `ExpertUnits`.
 
     Raises:
-      ModelError: a dense decoder is asked for experts, or one of experts for the activations of an MLP.
+      ModelError: a dense decoder is asked for experts, or `experts` has another shape.
     """
     _check_experts(config, experts, collect)
     mask = row_mask(subtree_end)
@@ -87,8 +89,14 @@ def row_hidden(
     kept = [collect] if collect else []
     result: Any = decoder.apply({"params": params}, token, position, mask, plans, experts, method="row", mutable=kept)
     hidden, sown = result
+    return hidden, collected(config, sown, collect)
+
+
+def collected(config: DecoderConfig, sown: Any, collect: Activation | None) -> tuple[Any, ...]:
+    """The activation of every layer, from the collections that `Decoder.row` has sown; empty without one."""
+    whole = lambda node: isinstance(node, ExpertUnits)
     layers = range(config.layers if collect else 0)
-    return hidden, tuple(jax.tree.leaves(sown[collect][f"layers_{i}"])[0] for i in layers)
+    return tuple(jax.tree.leaves(sown[collect][f"layers_{i}"], is_leaf=whole)[0] for i in layers)
 
 
 def _check_experts(config: DecoderConfig, experts: Array | None, collect: Activation | None) -> None:
@@ -96,8 +104,6 @@ def _check_experts(config: DecoderConfig, experts: Array | None, collect: Activa
         if experts is not None or collect == "experts":
             raise ModelError("row_hidden: asked for experts, but the configuration has none. Leave them out.")
         return
-    if collect in ("hidden", "gate", "up"):
-        raise ModelError(f"row_hidden: collect is {collect!r}, which is of an MLP, but the layers have experts.")
     wanted = (config.layers, config.experts.active)
     if experts is not None and experts.shape[1:] != wanted:
         raise ModelError(f"row_hidden: experts is {list(experts.shape)}, wanted [slots, {wanted[0]}, {wanted[1]}].")

@@ -22,6 +22,7 @@ from harnessrl_jax.attention import (
 )
 from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import Activation, Decoder, DecoderConfig, Remat, picked_logps
+from harnessrl_jax.models.rows import collected
 from harnessrl_jax.models.self_attention import Attention
 from harnessrl_jax.training.rows import Row, RowOutput, TwoPartRowFn
 
@@ -56,7 +57,7 @@ def context_row_fn(
     implementation, parts = implementation or default_implementation(), mesh.shape[AXIS]
     spread = lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, P(AXIS)))
 
-    def trunk(params: PyTree, row: Row) -> tuple[Array, tuple[Array, ...]]:
+    def trunk(params: PyTree, row: Row) -> tuple[Array, tuple[Any, ...]]:
         _check_targets(len(row.target), parts)
         mask = row_mask(row.subtree_end)
         order = balanced_order(mask, parts)
@@ -70,9 +71,8 @@ def context_row_fn(
             result: Any = decoder.apply(variables, *slots, mask, plans, method="row", mutable=kept)
         hidden, sown = result
         source = jnp.argsort(order)[row.source]
-        layers = range(config.layers if collect else 0)
-        units = (jax.tree.leaves(sown[collect][f"layers_{i}"])[0] for i in layers)
-        return spread(hidden[source]), tuple(unit[source] for unit in units)
+        units = collected(config, sown, collect)
+        return spread(hidden[source]), jax.tree.map(lambda unit: unit[source], units)
 
     def head(params: PyTree, features: Array, row: Row) -> RowOutput:
         """A batch axis over the devices, so that each goes through its own targets chunk by chunk."""

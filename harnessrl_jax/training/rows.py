@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from harnessrl_jax.attention import Implementation
@@ -40,8 +41,8 @@ class RowOutput(NamedTuple):
     entropy: Float[Array, " target"]
     """Of the same distribution, in nats."""
     units: tuple[Any, ...]
-    """Per layer, the activation [target, channel] at the slot that predicts the target, as `capo.probe_row` reads it;
-    () where nothing probes them."""
+    """Per layer, the activation [target, channel] or `ExpertUnits` at the slot that predicts the target, as
+    `capo.probe_row` reads it; () where nothing probes them."""
     value: Float[Array, " target"] | tuple[()] = ()
     """A critic's prediction before each target, in units of reward; () without a critic."""
 
@@ -109,7 +110,7 @@ def decoder_row_fn(
             remat=remat,
             collect=collect,
         )
-        return hidden[row.source], tuple(layer[row.source] for layer in units)
+        return hidden[row.source], jax.tree.map(lambda layer: layer[row.source], units)
 
     def head(params: PyTree, features: Array, row: Row) -> RowOutput:
         return RowOutput(*picked_logps(config, params, features, row.target, temperature=temperature), ())

@@ -1,5 +1,7 @@
 """Unit maps of heads, layers, experts, adapters: who owns what, and sums that undo the spreading."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +13,14 @@ from harnessrl_jax.capo import (
     Whole,
     adapter_units,
     expand,
+    expert_units,
     head_units,
     layer_units,
     lora_units,
     unit_products,
 )
 from harnessrl_jax.errors import PartitionError
-from harnessrl_jax.models import DecoderConfig, init_adapters, init_params
+from harnessrl_jax.models import DecoderConfig, Experts, init_adapters, init_params
 
 MODEL = DecoderConfig(
     vocab_size=12, hidden_size=8, layers=2, heads=4, kv_heads=2, head_dim=2, mlp_size=6, qkv_bias=True
@@ -68,6 +71,24 @@ def test_an_expert_unit_owns_its_slice_of_its_expert():
     np.testing.assert_array_equal(np.argwhere(found["layers_1"]["up"]), [[1, 0, 3]])
     np.testing.assert_array_equal(np.argwhere(found["layers_1"]["down"]), [[1, 3, 0]])
     np.testing.assert_array_equal(np.argwhere(found["layers_1"]["turned"]), [[3, 1]])
+
+
+@pytest.mark.parametrize("form", ["silu", "clamped"])
+def test_neurons_of_a_mixture_own_what_only_they_read_and_write(form):
+    mixture = dataclasses.replace(MODEL, experts=Experts(count=3, active=2, renormalise=True, form=form))
+    shapes = jax.eval_shape(lambda: init_params(mixture, jax.random.key(0)))
+    family = expert_units(2, include_gate=True, bias=form == "clamped")
+    assert family.units(shapes) == 3 * 6
+    units = np.zeros((2, 18), bool)
+    units[1, 2 * 6 + 4] = True  # neuron 4 of expert 2
+    found = masks(family, shapes, units)
+    owned = {"gate/kernel": [2, 0, 4], "up/kernel": [2, 0, 4], "down/kernel": [2, 4, 0]}
+    owned |= {"gate/bias": [2, 4], "up/bias": [2, 4]} if form == "clamped" else {}
+    seen = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        if np.asarray(leaf).any():
+            seen[jax.tree_util.keystr(path, simple=True, separator="/")] = np.argwhere(leaf).tolist()
+    assert seen == {f"layers_1/experts/{name}": [place] for name, place in owned.items()}
 
 
 def test_adapters_have_an_owner_each_and_neurons_own_the_outer_factors():

@@ -91,6 +91,29 @@ def test_what_the_sampler_chose_is_replayed(params, run):
     assert np.abs(gradient["layers_0"]["experts"]["router"]["kernel"]).max() > 1e-3
 
 
+@pytest.mark.parametrize("form", ["silu", "clamped"])
+def test_every_expert_s_neurons_are_shown_and_who_was_asked(form):
+    """By hand from the kernels of each expert, whether the router or the sampler chose."""
+    module = Mixture(dataclasses.replace(CONFIG, experts=dataclasses.replace(MIXTURE, form=form)))
+    x = 3.0 * np.random.default_rng(1).normal(size=(TOKENS, 8)).astype(np.float32)
+    params = random_like(jax.eval_shape(lambda: module.init(jax.random.key(0), x))["params"])
+    named = jax.tree.map(np.asarray, params)
+    scores = x @ named["router"]["kernel"] + named["router"].get("bias", np.zeros(4))
+    every = {name: np.einsum("th,ehu->teu", x, named[name]["kernel"]) for name in ("gate", "up")}
+    every = {name: value + named[name].get("bias", np.zeros((4, 6))) for name, value in every.items()}
+    gate, up = every["gate"], every["up"]
+    if form == "clamped":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+    every["hidden"] = up * gate / (1 + np.exp(-gate * (1.702 if form == "clamped" else 1)))
+    for chosen in (None, np.array([[0, 3]] * TOKENS)):
+        asked = np.argsort(-scores, axis=1)[:, :2] if chosen is None else chosen
+        for name, want in every.items():
+            _, sown = module.apply({"params": params}, x, chosen, mutable=[name])
+            (found,) = sown[name]["activation"]
+            np.testing.assert_allclose(found.activation, want, rtol=2e-5, atol=2e-4, err_msg=name)
+            np.testing.assert_array_equal(found.routed, [[e in row for e in range(4)] for row in asked])
+
+
 def test_other_choices_give_another_row_and_train_their_experts(run):
     forced = jnp.broadcast_to(jnp.array([1, 3]), (TOKENS, 2, 2))
     (_, (hidden, chosen)), gradient = run(forced)
@@ -108,7 +131,5 @@ def test_misuse_is_refused():
         row_hidden(*dense, experts=jnp.zeros((4, 2, 2), jnp.int32))
     with pytest.raises(ModelError, match=r"experts is \[4, 2, 3\], wanted \[slots, 2, 2\]"):
         row_hidden(*row, experts=jnp.zeros((4, 2, 3), jnp.int32))
-    with pytest.raises(ModelError, match="collect is 'hidden', which is of an MLP"):
-        row_hidden(*row, collect="hidden")
     with pytest.raises(ModelError, match="active must be 1 to count = 4, got 5"):
         Experts(count=4, active=5, renormalise=True)
