@@ -34,7 +34,7 @@ from harnessrl_jax.training.rows import Row, TwoPartRowFn
 from harnessrl_jax.training.sharding import ShardingRule
 from harnessrl_jax.training.state import routing_of
 from harnessrl_jax.training.tally import named_metrics
-from harnessrl_jax.trajectories import Role, Targets, build, pack
+from harnessrl_jax.trajectories import Role
 
 VOCAB, HIDDEN, CLIP = 8, 4, 0.3
 POLICY = Policy(clip_low=0.2, clip_high=0.28, capo=None)
@@ -82,44 +82,25 @@ def params():
     }
 
 
-def packed(*, row_slots, row_targets, max_rows, seed=0):
-    """Four trees of three calls each, every token of the later half of a path a target; NaN where nothing is read."""
-    rng, items = np.random.default_rng(seed), []
-    for n in range(4):
-        start = rng.integers(0, VOCAB, 2)
-        tree, _ = build([np.concatenate([start, rng.integers(0, VOCAB, 3)]) for _ in range(3)])
-        source = np.repeat(np.flatnonzero(tree.depth >= 1), 2)
-        size = len(source)
-        items.append((tree, Targets(
-            source=source.astype(np.int32),
-            token=rng.integers(0, VOCAB, size).astype(np.int32),
-            logp_behaviour=rng.uniform(-2.6, -1.6, size).astype(np.float32),
-            has_logp=np.ones(size, bool),
-            advantage=rng.normal(size=size).astype(np.float32),
-            role=rng.choice([Role.ACTION, Role.ARGS], size).astype(np.int8),
-            weight=rng.choice([0.5, 1.0], size).astype(np.float32),
-            success=np.ones(size, bool),
-            call=np.full(size, n, np.int32),
-            rollout=np.full(size, n, np.int32),
-        )))  # fmt: skip
-    batch, report = pack(items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
-    assert not report.dropped
+def with_returns(batch, rows):
+    """The same numbers for a target wherever it lies; NaN where nothing is read."""
     used = batch.weight > 0
-    number = np.nan_to_num(batch.advantage)  # the same number for a target wherever it lies
+    number = np.where(used, batch.advantage, 0)
     poison = lambda array: np.where(used, array, np.nan).astype(np.float32)
-    return batch._replace(
-        logp_behaviour=poison(batch.logp_behaviour),
-        advantage=poison(batch.advantage),
-        value_behaviour=poison(np.sin(5 * number)),
-        target_return=poison(np.cos(7 * number)),
-    ), jnp.int32(report.rows_used)
+    old, target = poison(np.sin(5 * number)), poison(np.cos(7 * number))
+    return batch._replace(value_behaviour=old, target_return=target), rows
 
 
 WIDE = {"row_slots": 24, "row_targets": 36, "max_rows": 4}
 
 
 @pytest.fixture(scope="module")
-def batch():
+def packed(tree_batch):
+    return lambda **shape: with_returns(*tree_batch(VOCAB, **shape))
+
+
+@pytest.fixture(scope="module")
+def batch(packed):
     return packed(**WIDE)
 
 
@@ -210,7 +191,7 @@ def test_the_clip_holds_values_near_those_before(params, batch):
     assert 0 < (share == 0).sum() < len(share)
 
 
-def test_micro_batches_order_and_packing_change_nothing(params, batch):
+def test_micro_batches_order_and_packing_change_nothing(params, batch, packed):
     want, measured = gradient(BOTH, TRAINED, params, batch)
     order = np.random.default_rng(1).permutation(int(batch[1]))
     order = np.append(order, np.arange(len(order), 4))
@@ -248,7 +229,7 @@ def step_of(objective, row_fn, optimizer):
     return fast(make_step(row_fn, optimizer, objective, micro_rows=2))
 
 
-def test_with_coefficient_0_it_is_the_step_of_the_policy_bit_for_bit(params, batch):
+def test_with_coefficient_0_it_is_the_step_of_the_policy_bit_for_bit(params, packed):
     adamw = optax.adamw(1e-2, weight_decay=0.1)
     states = []
     for objective in (POLICY, dataclasses.replace(BOTH, coefficient=0.0)):
@@ -286,7 +267,7 @@ def test_rows_on_several_devices_give_the_same_step(params, batch):
     assert largest(got.params["value_head"], params["value_head"]) > 0.01
 
 
-def test_values_are_those_of_the_slot_that_predicts_the_target():
+def test_values_are_those_of_the_slot_that_predicts_the_target(packed):
     config = DecoderConfig(vocab_size=VOCAB, hidden_size=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_size=4)
     rng, shapes = np.random.default_rng(0), jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
