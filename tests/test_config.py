@@ -126,7 +126,7 @@ def test_the_engine_is_chosen_on_the_command_line():
             "[sampler]\nurl = 'http://a'",
             r"f\.toml: \[sampler\] does not say which it is\. Give sampler\.kind: in_process",
         ),
-        ("[sampler]\nkind = 'vlm'", r"f\.toml: sampler: Input tag 'vlm' .* 'vllm', 'sglang'"),
+        ("[sampler]\nkind = 'vlm'", r"f\.toml: sampler: Input tag 'vlm' .* 'jetstream', 'vllm', 'sglang'"),
         ("[sampler]\nkind = 'vllm'\nurl = 'http://a'", r"f\.toml: missing required key: sampler\.model\."),
         (VLLM + "modle = 'x'", r"\[sampler\] unknown key 'modle'\. Did you mean 'model'\?"),
         ("[sampler]\nkind = 'in_process'\nurl = 'http://a'", r"\[sampler\] unknown key 'url'\.\n  Known keys: kind\."),
@@ -135,6 +135,7 @@ def test_the_engine_is_chosen_on_the_command_line():
             r"sampler: url = 'engine:8000' is not of the form 'http://H",
         ),
         ("[sampler]\nkind = 'sglang'\nurl = 'http://a/v1'", r"is not of the form 'http://HOST:PORT', without a path"),
+        ("[sampler]\nkind = 'jetstream'\naddress = 'tpu-2:9000'", r"'tpu-2:9000' is not 'localhost:PORT': .* a tunnel"),
         (
             VLLM + "logprobs = 'raw'\n[behaviour]\ntemperature = 0.5",
             r"log-probabilities at behaviour\.temperature = 0\.5",

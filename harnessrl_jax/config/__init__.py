@@ -6,7 +6,7 @@ was given and what was wanted. Units stand in the field names or beside them.
 
 from harnessrl_jax.config.algorithm import Policy, Supervised
 from harnessrl_jax.config.reading import load, parse, to_toml
-from harnessrl_jax.config.sampler import HTTPServer, InProcess, SGLangServer, VLLMServer
+from harnessrl_jax.config.sampler import HTTPServer, InProcess, JetStreamProcess, SGLangServer, VLLMServer
 from harnessrl_jax.config.section import Section
 from harnessrl_jax.config.sections import (
     Behaviour,
@@ -33,6 +33,7 @@ __all__ = [
     "HTTPServer",
     "Harness",
     "InProcess",
+    "JetStreamProcess",
     "Mesh",
     "Model",
     "Optimizer",

@@ -57,3 +57,22 @@ class SGLangServer(HTTPServer):
     """A running SGLang or sglang-jax server."""
 
     kind: Literal["sglang"]
+
+
+class JetStreamProcess(Elsewhere):
+    """The engine of this package under JetStream's server, in a process of its own that takes weights as it samples."""
+
+    kind: Literal["jetstream"]
+    address: str | None = None
+    """HOST:PORT of one that runs, on this machine or at this end of a tunnel. Absent: the run starts one, which ends
+    with it."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "JetStreamProcess":
+        host, _, port = (self.address or "localhost:1").rpartition(":")
+        if host not in ("localhost", "127.0.0.1", "[::1]") or not port.isdigit():
+            raise ValueError(
+                f"address = {self.address!r} is not 'localhost:PORT': the process talks to its own machine only; reach "
+                "another one through a tunnel, as in `ssh -L 9000:localhost:9000 OTHER`"
+            )
+        return self

@@ -4,7 +4,7 @@ import pydantic
 from pydantic import Field
 
 from harnessrl_jax.config.algorithm import Policy, Supervised
-from harnessrl_jax.config.sampler import InProcess, SGLangServer, VLLMServer
+from harnessrl_jax.config.sampler import InProcess, JetStreamProcess, SGLangServer, VLLMServer
 from harnessrl_jax.config.section import Section
 from harnessrl_jax.config.sections import (
     Behaviour,
@@ -34,7 +34,7 @@ class Config(Section):
     task: Task = Task()
     harness: Harness = Harness()
     behaviour: Behaviour = Behaviour()
-    sampler: InProcess | VLLMServer | SGLangServer = Field(default=InProcess(), discriminator="kind")
+    sampler: InProcess | JetStreamProcess | VLLMServer | SGLangServer = Field(default=InProcess(), discriminator="kind")
     rollouts: Rollouts = Rollouts()
     credit: Credit = Credit()
     algorithm: Policy | Supervised = Field(default=Policy(), discriminator="kind")

@@ -1,17 +1,27 @@
 """A Config, a decoder and a run folder -> the sampler that answers with the policy that is trained."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from harnessrl_jax.config import Config, HTTPServer, InProcess, SGLangServer, VLLMServer
+from harnessrl_jax.config import (
+    Config,
+    HTTPServer,
+    InProcess,
+    JetStreamProcess,
+    SGLangServer,
+    VLLMServer,
+)
+from harnessrl_jax.config.sampler import Elsewhere
 from harnessrl_jax.errors import ConfigError
 from harnessrl_jax.launch.model import export, first_params, model_folder
 from harnessrl_jax.launch.run_folder import RunFolder
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.sampler import Engine, LocalSampler, Sampler
+from harnessrl_jax.sampler.jetstream.client import JetStreamSampler
 from harnessrl_jax.sampler.remote import RemoteSampler, Wire
 from harnessrl_jax.sampler.sglang import SGLang
 from harnessrl_jax.sampler.vllm import VLLM
@@ -27,6 +37,8 @@ def make_sampler(config: Config, model: DecoderConfig, folder: RunFolder) -> Sam
     match config.sampler:
         case InProcess():
             return _in_process(config, model)
+        case JetStreamProcess() as process:
+            return _jetstream(config, process, model, folder)
         case VLLMServer() as server:
             return _remote(config, server, VLLM(server.model, logprobs=server.logprobs), model, folder)
         case SGLangServer() as server:
@@ -52,28 +64,63 @@ def api_key(name: str | None, environment: Mapping[str, str] = os.environ) -> st
 
 def _in_process(config: Config, model: DecoderConfig) -> LocalSampler:
     behaviour = config.behaviour
-    chunk = behaviour.prefill_chunk_tokens
     engine = Engine(
         config=model,
         slots=behaviour.slots // behaviour.lanes,
-        length=-(-behaviour.context_tokens // chunk) * chunk,
-        chunk=chunk,
+        length=_slot_length(config),
+        chunk=behaviour.prefill_chunk_tokens,
         steps=behaviour.decode_steps,
         pages=behaviour.prefix_cache_chunks,
     )
-    tokenizer = Tokenizer.from_file(str(model_folder(config) / "tokenizer.json"))
-    return LocalSampler(engine, lanes=behaviour.lanes, vocabulary=Vocabulary(tokenizer, model.vocab_size))
+    return LocalSampler(engine, lanes=behaviour.lanes, vocabulary=_vocabulary(config, model))
+
+
+def _jetstream(config: Config, process: JetStreamProcess, model: DecoderConfig, folder: RunFolder) -> JetStreamSampler:
+    behaviour = config.behaviour
+    sizes = {
+        "slots": behaviour.slots + 1,  # one is held, see `sampler.jetstream.server`
+        "length": _slot_length(config),
+        "chunk": behaviour.prefill_chunk_tokens,
+    }
+    return JetStreamSampler(
+        process.address,
+        folder=_weights_dir(process, folder),
+        save=_save(config, model),
+        vocabulary=_vocabulary(config, model),
+        options=[text for name, size in sizes.items() for text in (f"--{name}", str(size))],
+        log=folder.logs / "sampler.log",
+        timeout_s=process.weights_timeout_s,
+    )
 
 
 def _remote(config: Config, server: HTTPServer, wire: Wire, model: DecoderConfig, folder: RunFolder) -> RemoteSampler:
-    source = model_folder(config)
     return RemoteSampler(
         server.url,
         wire,
-        folder=folder.weights if server.weights_dir is None else Path(server.weights_dir),
-        # A whole model folder: engines look for a tokenizer beside the weights.
-        save=lambda path, params: export(model, params, source, path),
+        folder=_weights_dir(server, folder),
+        save=_save(config, model),
         api_key=api_key(server.api_key_env),
         timeout_s=server.timeout_s,
         weights_timeout_s=server.weights_timeout_s,
     )
+
+
+def _save(config: Config, model: DecoderConfig) -> Callable[[Path, Any], None]:
+    """Writes a whole model folder: engines look for a tokenizer beside the weights."""
+    source = model_folder(config)
+    return lambda path, params: export(model, params, source, path)
+
+
+def _weights_dir(engine: Elsewhere, folder: RunFolder) -> Path:
+    return folder.weights if engine.weights_dir is None else Path(engine.weights_dir)
+
+
+def _vocabulary(config: Config, model: DecoderConfig) -> Vocabulary:
+    tokenizer = Tokenizer.from_file(str(model_folder(config) / "tokenizer.json"))
+    return Vocabulary(tokenizer, model.vocab_size)
+
+
+def _slot_length(config: Config) -> int:
+    """Tokens of one slot: the context, in whole prefill chunks."""
+    chunk = config.behaviour.prefill_chunk_tokens
+    return -(-config.behaviour.context_tokens // chunk) * chunk

@@ -1,89 +1,260 @@
+"""The sampler process: JetStream's own server around our engine, in a process of its own, over real gRPC."""
+
 import asyncio
+import dataclasses
 import json
+import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
-import harnessrl_jax.sampler.jetstream as adapter
-from harnessrl_jax.errors import SamplerError
+import harnessrl_jax
+from harnessrl_jax.errors import SamplerError, WishError
 from harnessrl_jax.sampler import Engine, LocalSampler, SampleRequest
+from harnessrl_jax.sampler.batching import Batcher, Job, result_of
+from harnessrl_jax.sampler.jetstream.client import JetStreamSampler
+from harnessrl_jax.sampler.jetstream.engine import NOBODY, JetStreamEngine, Text
+from harnessrl_jax.sampler.placement import on_device
 from harnessrl_jax.weights import save_model
 
-MODULE = [sys.executable, "-m", "harnessrl_jax.sampler.jetstream"]
 STOP = 5
+SIZES = {"slots": 3, "length": 48, "chunk": 8}
+
+
+@pytest.fixture(scope="module")
+def same_sizes(engine):
+    """The engine of the server, in this process."""
+    return Engine(config=engine.config, steps=1, pages=0, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def make_sampler(tmp_path_factory, engine, letters, vocabulary):
+    """Samplers that share a folder of weights and a log."""
+    folder = tmp_path_factory.mktemp("jetstream")
+
+    def save(path, params):
+        save_model(path, engine.config, params)
+        letters.save(str(path / "tokenizer.json"))
+
+    def make(address):
+        options = [text for name, size in SIZES.items() for text in (f"--{name}", str(size))]
+        return JetStreamSampler(
+            address,
+            folder=folder / "weights",
+            save=save,
+            vocabulary=vocabulary,
+            options=[*options, "--stop-id", str(STOP)],
+            log=folder / "logs/sampler.log",
+            timeout_s=120.0,
+        )
+
+    make.folder = folder
+    return make
+
+
+@pytest.fixture(scope="module")
+def address(make_sampler, params):
+    """Of the process, which a sampler has started."""
+    owner = make_sampler(None)
+    owner.load_weights(params, 0)
+    asyncio.run(owner.start())
+    yield owner._address
+    alive = owner._process.poll() is None
+    asyncio.run(owner.close())
+    assert alive  # JetStream's failures kill it
+    assert owner._process.poll() == 0
 
 
 @pytest.fixture
-def folder(tmp_path, engine, params):
-    save_model(tmp_path, engine.config, params)
-    Tokenizer(WordLevel({str(i): i for i in range(97)}, unk_token="0")).save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
+def served(make_sampler, address):
+    """Runs a test with a sampler that knows of the process its address alone."""
+
+    def run(test):
+        async def whole():
+            sampler = make_sampler(address)
+            await sampler.start()
+            try:
+                return await test(sampler)
+            finally:
+                await sampler.close()
+
+        return asyncio.run(whole())
+
+    return run
 
 
-@pytest.fixture
-def address(folder, engine):
-    """JetStream's gRPC server with our engine, in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    sizes = ["--slots", engine.slots, "--length", engine.length, "--chunk", engine.chunk]
-    command = [*MODULE, "serve", folder, "--port", port, "--stop-id", STOP, *sizes]
-    server = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        assert server.stdout.readline() == f"serving on localhost:{port}\n"
-        yield f"localhost:{port}"
-        assert server.poll() is None  # its failures kill it
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
-
-
-def test_jetstream_samples_what_we_sample(engine, params, address):
-    rng = np.random.default_rng(0)
-    asked = [
-        {"prompt_ids": rng.integers(0, 97, size).tolist(), "max_tokens": limit}
-        for size, limit in [(1, 9), (7, 1), (8, 12), (17, 4), (30, 10), (30, 3), (12, 11)]
+def requests_of_every_kind(rng):
+    return [
+        SampleRequest(
+            prompt_ids=tuple(rng.integers(0, 97, rng.integers(1, 33)).tolist()),
+            max_new_tokens=int(rng.integers(1, 15)),
+            temperature=float(rng.choice([0.0, 0.7, 1.0])),
+            top_p=float(rng.choice([1.0, 0.8])),
+            top_k=int(rng.choice([0, 7])),
+            min_p=float(rng.choice([0.0, 0.02])),
+            seed=int(rng.integers(2**63)) * 2 + 1,
+            stop_ids=(STOP, 96),
+            stop=("a", "xy"),
+            request_id=f"number {number}",
+        )
+        for number in range(12)
     ]
-    refused = [{"prompt_ids": [1, 97], "max_tokens": 3}, {"prompt_ids": [-1], "max_tokens": 3}]
-    lines = "\n".join(map(json.dumps, asked + refused))
-    reply = subprocess.run([*MODULE, "ask", address], input=lines, capture_output=True, text=True, check=True)
-    answers = [json.loads(line) for line in reply.stdout.splitlines()]
 
-    async def ours():
-        sampler = LocalSampler(engine)
+
+def fields(sample):
+    arrays = sample.output_ids, sample.versions, sample.logps, sample.raw_logps, sample.survival
+    return [array.tolist() for array in arrays], sample.finish, sample.logp_kind
+
+
+def test_it_samples_what_the_sampler_in_this_process_samples(served, engine, params, vocabulary):
+    requests, told = requests_of_every_kind(np.random.default_rng(0)), {}
+    heard = lambda request: told.setdefault(request.request_id, []).extend
+
+    async def ask(sampler):
+        asked = [dataclasses.replace(request, on_tokens=heard(request)) for request in requests]
+        return await asyncio.gather(*map(sampler.complete, asked))
+
+    async def here():
+        sampler = LocalSampler(engine, vocabulary=vocabulary)
         sampler.load_weights(params, 0)
         await sampler.start()
-        wanted = [
-            SampleRequest(
-                prompt_ids=tuple(one["prompt_ids"]), max_new_tokens=one["max_tokens"], temperature=0.0, stop_ids=(STOP,)
-            )
-            for one in asked
-        ]
-        samples = await asyncio.gather(*map(sampler.complete, wanted))
-        await sampler.close()
-        return [[token for token in sample.output_ids.tolist() if token != STOP] for sample in samples]
+        try:
+            return await ask(sampler)
+        finally:
+            await sampler.close()
 
-    assert answers == [*asyncio.run(ours()), [], []]
+    samples = served(ask)
+    assert told == {request.request_id: sample.output_ids.tolist() for request, sample in zip(requests, samples)}
+    assert list(map(fields, samples)) == list(map(fields, asyncio.run(here())))
+    assert {sample.finish for sample in samples} == {"stop", "length"}
 
 
-def test_an_engine_of_several_steps_is_refused(engine, params):
-    text = adapter.Text(Tokenizer(WordLevel({"0": 0}, unk_token="0")), [STOP])
+def test_weights_that_arrive_in_the_middle_of_streams(served, make_sampler, same_sizes, params, other_params):
+    """Nothing is dropped, and each token is what the engine samples with the weights of its version."""
+    begun = dataclasses.replace(NOBODY.request, prompt_ids=(3, 1, 4), max_new_tokens=40, temperature=1.0)
+
+    async def test(trainer):
+        await asyncio.to_thread(trainer.load_weights, params, 10)
+        answers, over = [], asyncio.Event()
+
+        async def keep_asking(client):
+            for number in range(10_000):
+                request = dataclasses.replace(begun, seed=number * 8 + client)
+                answers.append((request, await trainer.complete(request)))
+                if over.is_set():
+                    return
+
+        clients = [asyncio.create_task(keep_asking(client)) for client in range(6)]
+        while len(answers) < 2:  # all of them are well under way
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(trainer.load_weights, other_params, 11)
+        later = dataclasses.replace(begun, seed=7)
+        answers.append((later, await trainer.complete(later)))
+        over.set()
+        await asyncio.gather(*clients)
+        return answers
+
+    answers = served(test)
+    assert all(len(sample.output_ids) == 40 and (np.diff(sample.versions) >= 0).all() for _, sample in answers)
+    old = [int((sample.versions == 10).sum()) for _, sample in answers]
+    (after,) = [tokens for (request, _), tokens in zip(answers, old) if request.seed == 7]
+    assert after == 0
+    # Those that the swap met, whether sampled from or waiting, and some that it did not.
+    met = [at for at, tokens in enumerate(old) if tokens < 40][:4]
+    assert any(0 < old[at] < 40 for at in met)
+    for at in [0, *met]:
+        request, sample = answers[at]
+        assert fields(sample) == fields(alone(same_sizes, request, params, other_params, old[at])), (at, old[at])
+    assert not (make_sampler.folder / "weights/version-000010").exists()
+
+
+def alone(engine, request, params, other_params, at):
+    """The sample of a request by itself, with other weights from token `at` on."""
+    batcher = Batcher(engine, lanes=1, turn_chunks=256, placement=on_device())
+    batcher.load(params, 10)
+    job = Job(request)
+    batcher.submit(job)
+    while not job.ended:
+        if len(job.ids) == at:
+            batcher.load(other_params, 11)
+        batcher.turn()
+    return result_of(job)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "a stop text"])
+def test_a_request_that_is_given_up_frees_its_slot(served, why):
+    """There are two free slots; if these requests kept theirs, the next ones would wait for 40 steps each."""
+    long = SampleRequest(prompt_ids=(1,), max_new_tokens=47, temperature=1.0, stop=tuple(map(chr, range(33, 127))))
+
+    async def test(sampler):
+        if why == "cancelled":
+            begun = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            tell = lambda _: loop.call_soon_threadsafe(begun.set)
+            task = asyncio.create_task(sampler.complete(dataclasses.replace(long, stop=(), on_tokens=tell)))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            sample = await sampler.complete(long)
+            assert sample.finish == "stop"
+            assert len(sample.output_ids) < 10
+        return await sampler.complete(dataclasses.replace(long, max_new_tokens=1, stop=()))
+
+    assert len(served(test).output_ids) == 1
+
+
+def test_what_it_cannot_do_is_refused_and_the_rest_goes_on(served, make_sampler, tmp_path):
+    request = SampleRequest(prompt_ids=(1,), max_new_tokens=2, request_id="r")
+
+    async def test(sampler):
+        with pytest.raises(WishError, match=r"Request 'r': this sampler has no banned_ids"):
+            await sampler.complete(dataclasses.replace(request, banned_ids=(1,)))
+        for wrong in ({"max_new_tokens": 48}, {"prompt_ids": (97,)}):
+            with pytest.raises(SamplerError, match=r"Request 'r': localhost:\d+ gave it up after 0 tokens: its prompt"):
+                await sampler.complete(dataclasses.replace(request, **wrong))
+        with pytest.raises(SamplerError, match=r"weights of version 5: INVALID_ARGUMENT: WeightsError: .*config\.json"):
+            await asyncio.to_thread(sampler._swap, tmp_path, 5)
+        return await sampler.complete(request)
+
+    assert len(served(test).output_ids) == 2
+    assert (
+        "A request is refused: Request 'r': a prompt of 1 tokens"
+        in (make_sampler.folder / "logs/sampler.log").read_text()
+    )
+
+
+def test_prompts_by_themselves_are_sampled_as_the_command_line_says(served, address):
+    alike = SampleRequest(prompt_ids=(9, 8), max_new_tokens=6, temperature=0.0, stop_ids=(STOP,))
+    lines = [json.dumps({"prompt_ids": ids, "max_tokens": 6}) for ids in ([9, 8], [1, 97], [-1])]
+    command = [sys.executable, "-m", "harnessrl_jax.sampler.jetstream", "ask", address]
+    reply = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+    assert reply.returncode == 0, reply.stderr
+    served_ids = served(lambda sampler: sampler.complete(alike)).output_ids.tolist()
+    assert [json.loads(line) for line in reply.stdout.splitlines()] == [served_ids, [], []]
+
+
+def test_a_process_that_cannot_start_says_where_to_look(make_sampler, tmp_path, params):
+    sampler = make_sampler(None)
+    with pytest.raises(SamplerError, match=r"no weights\. Call load_weights\(params, version\) first"):
+        asyncio.run(sampler.start())
+    sampler._latest = tmp_path / "nothing", 0
+    with pytest.raises(SamplerError, match=r"The sampler process ended with status 1; .*sampler\.log says why"):
+        asyncio.run(sampler.start())
+    asyncio.run(sampler.close())
+
+
+def test_an_engine_of_several_steps_is_refused(engine, params, letters):
     with pytest.raises(SamplerError, match=r"one token a step, but the engine samples 3: set steps=1"):
-        adapter.JetStreamEngine(engine, params, text, temperature=0.0, seed=0)
-    short = Engine(config=engine.config, slots=1, length=8, chunk=8, steps=1, pages=0)
-    with pytest.raises(SamplerError, match=r"at least 16 tokens; engine\.length 8"):
-        adapter.JetStreamEngine(short, params, text, temperature=0.0, seed=0)
+        JetStreamEngine(engine, params, 0, text=Text(letters), plain=NOBODY.request)
 
 
-def test_its_name_stands_in_one_file():
-    package = adapter.__file__.rpartition("/sampler/")[0]
-    found = subprocess.run(["grep", "-rilE", "jetstream", "--include=*.py", package], capture_output=True, text=True)
-    assert [re.sub(".*/", "", path) for path in found.stdout.split()] == ["jetstream.py"]
+def test_its_package_is_imported_in_one_folder_only():
+    package = pathlib.Path(harnessrl_jax.__file__).parent
+    pattern = re.compile(r"^\s*(import|from) jetstream\b", re.MULTILINE)
+    found = {path.parent.name for path in package.rglob("*.py") if pattern.search(path.read_text())}
+    assert found == {"jetstream"}

@@ -6,6 +6,7 @@ JetStream carries token ids alone: what a request asks for, log-probabilities an
 
 import dataclasses
 import logging
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ class ReadPrompt(NamedTuple):
     """JetStream's Prefix."""
 
     prefix: Prefix
+    version: int  # of the weights that read it
     asked: Asked
     sampled: int  # BEYOND for a prompt that is refused
     held: bool
@@ -45,6 +47,13 @@ class Decoding(NamedTuple):
     state: DecodeState
     sampled: Int32[Array, " slot"]
     held: Bool[Array, " slot"]
+
+
+class Weights(NamedTuple):
+    """Parameters and their number."""
+
+    params: Params
+    version: int
 
 
 class JetStreamEngine:
@@ -68,7 +77,11 @@ class JetStreamEngine:
         if engine.steps != 1:
             raise SamplerError(f"JetStream takes one token a step, but the engine samples {engine.steps}: set steps=1.")
         self._engine, self._text, self._plain = engine, text, plain
-        self._weights = params, version  # replaced as one value: several threads read it
+        self._latest = Weights(params, version)  # replaced as one value: several threads read it
+        self._current = self._latest  # of the thread that inserts and generates
+        self._inserted = False  # whether a prompt was inserted since the last step
+        self._taken_up = threading.Condition()
+        self._reading = threading.Lock()  # guards the next one, which reading a prompt donates
         self._scratch = engine.init_pages()
         self._before: Array | None = None  # what the step before the last sampled
         self._holding = False
@@ -90,13 +103,15 @@ class JetStreamEngine:
         """The one device that is used."""
         return jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def load_params(self) -> Params:
-        """The present weights. JetStream hands them back with every call, where the latest ones are used instead."""
-        return self._weights[0]
+    def load_params(self) -> None:
+        """No weights: JetStream would keep the first ones for ever and hand them to every call."""
 
     def load(self, params: Params, version: int) -> None:
-        """Goes on with these weights from the next step on. May be called from any thread."""
-        self._weights = params, version
+        """Goes on with these weights; returns when the next step is theirs. May be called from any other thread."""
+        new = Weights(params, version)
+        self._latest = new
+        with self._taken_up:
+            self._taken_up.wait_for(lambda: self._current is new or self._latest is not new)
 
     def end(self, number: int) -> None:
         """Ends the request of that number at the next step, if it is not over. May be called from any thread."""
@@ -120,17 +135,18 @@ class JetStreamEngine:
         return Decoding(self._engine.init_state(), sampled=zeros, held=zeros.astype(bool))
 
     def prefill(
-        self, *, params: Params, padded_tokens: Any, true_length: int, existing_prefix: None = None
+        self, *, params: None, padded_tokens: Any, true_length: int, existing_prefix: None = None
     ) -> ReadPrompt:
         """Reads a prompt, chunk by chunk.
 
         A prompt that cannot be used is answered with no tokens, because an exception would end the process.
         """
+        latest = self._latest
         whole = np.asarray(padded_tokens, np.int32)[:true_length].tolist()
         numbers = whole[1:] if whole[:1] == [BOS] else whole
         if not self._holding and numbers == [HOLD]:
             self._holding = True
-            return self._prompt(NOBODY, 0, held=True)
+            return self._prompt(NOBODY, 0, held=True, weights=latest)
         try:
             # JetStream cuts long requests from the left, but reports their full length.
             if len(whole) < true_length:
@@ -139,13 +155,17 @@ class JetStreamEngine:
             check(asked.request, self._engine)
         except SamplerError as error:
             logging.error("A request is refused: %s", error)
-            return self._prompt(NOBODY, BEYOND, held=False)
+            return self._prompt(NOBODY, BEYOND, held=False, weights=latest)
         if asked.number in self._unwanted:
-            return self._prompt(NOBODY, BEYOND, held=False)
-        return self._prompt(asked, 0, held=False)
+            return self._prompt(NOBODY, BEYOND, held=False, weights=latest)
+        return self._prompt(asked, 0, held=False, weights=latest)
 
     def insert(self, prefix: ReadPrompt, decode_state: Decoding, slot: int) -> Decoding:
         """Puts a read prompt into a slot."""
+        self._take_up()
+        self._inserted = True
+        if prefix.version != self._current.version:  # it has waited while new weights came
+            prefix = self._prompt(prefix.asked, prefix.sampled, held=prefix.held, weights=self._current)
         request = prefix.asked.request
         self._numbers[slot] = prefix.asked.number
         state = self._engine.insert(
@@ -157,17 +177,18 @@ class JetStreamEngine:
             held=decode_state.held.at[slot].set(prefix.held),
         )
 
-    def generate(self, params: Params, decode_state: Decoding) -> tuple[Decoding, Any]:
+    def generate(self, params: None, decode_state: Decoding) -> tuple[Decoding, Any]:
         """One token of every slot, as JetStream's ResultTokens."""
         from jetstream.engine import engine_api
 
         if self._before is not None and bool((np.asarray(self._before) == NO_TOKEN).all()):
             time.sleep(IDLE_S)
-        latest, version = self._weights
-        state, block = self._engine.generate(latest, decode_state.state)
+        self._take_up()
+        self._inserted = False
+        state, block = self._engine.generate(self._current.params, decode_state.state)
         self._before = block.data[0, :, 0]
         before = self._without_unwanted(decode_state.sampled)
-        sampled, data = _result(block.data[0], before, decode_state.held, np.int32(version))
+        sampled, data = _result(block.data[0], before, decode_state.held, np.int32(self._current.version))
         size = COLUMNS
         result = engine_api.ResultTokens(
             data=data,
@@ -177,6 +198,13 @@ class JetStreamEngine:
             samples_per_slot=1,
         )
         return Decoding(state, sampled, decode_state.held), result
+
+    def _take_up(self) -> None:
+        """The latest weights from now on, but never between reading a prompt and its first token."""
+        if not self._inserted and self._current is not self._latest:
+            with self._taken_up:
+                self._current = self._latest
+                self._taken_up.notify_all()
 
     def _without_unwanted(self, sampled: Int32[Array, " slot"]) -> Int32[Array, " slot"]:
         """Makes JetStream take those requests for over."""
@@ -194,11 +222,13 @@ class JetStreamEngine:
             raise SamplerError(f"a prompt of {len(numbers)} tokens leaves no room in {self._engine.length}.")
         return Asked(dataclasses.replace(self._plain, prompt_ids=tuple(numbers), max_new_tokens=room), None)
 
-    def _prompt(self, asked: Asked, sampled: int, *, held: bool) -> ReadPrompt:
-        return ReadPrompt(self._read(np.asarray(asked.request.prompt_ids, np.int32)), asked, sampled, held)
+    def _prompt(self, asked: Asked, sampled: int, *, held: bool, weights: Weights) -> ReadPrompt:
+        with self._reading:
+            prefix = self._read(weights.params, np.asarray(asked.request.prompt_ids, np.int32))
+        return ReadPrompt(prefix, weights.version, asked, sampled, held)
 
-    def _read(self, prompt: Int32[np.ndarray, " token"]) -> Prefix:
-        params, size = self._weights[0], self._engine.chunk
+    def _read(self, params: Params, prompt: Int32[np.ndarray, " token"]) -> Prefix:
+        size = self._engine.chunk
         prefix = self._engine.restore(self._scratch, np.zeros(self._engine.length // size, np.int32), 0)
         for start in range(0, len(prompt), size):
             part = prompt[start : start + size]
