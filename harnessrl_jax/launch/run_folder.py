@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harnessrl_jax import config as configuration
-from harnessrl_jax.config import Config
+from harnessrl_jax.config import Config, HTTPServer, JetStreamProcess
 from harnessrl_jax.errors import ConfigError
+
+WAYS = {f"sampler.{name}" for name in (*HTTPServer.model_fields, *JetStreamProcess.model_fields)} - {"sampler.kind"}
+"""How an engine is reached, which may change while a run rests: no number depends on it."""
 
 
 class RunFolder(NamedTuple):
@@ -96,15 +99,14 @@ def _same_config(folder: RunFolder, config: Config) -> None:
     if not folder.config.exists():
         write_whole(folder.config, configuration.to_toml(config))
         return
-    before = configuration.load(folder.config)
-    if before == config:
-        return
-    old, new = _flat(before.model_dump()), _flat(config.model_dump())
+    old, new = _flat(configuration.load(folder.config).model_dump()), _flat(config.model_dump())
     changed = [
         f"  {key}: {old.get(key)!r} there, {new.get(key)!r} now"
-        for key in sorted(old | new)
+        for key in sorted((old | new).keys() - WAYS)
         if old.get(key) != new.get(key)
     ]
+    if not changed:
+        return
     raise ConfigError(
         f"{folder.path}: this folder belongs to a run with another configuration.\n" + "\n".join(changed)
         + "\nGive another --run-dir, or the configuration it was started with."
