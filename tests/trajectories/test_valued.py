@@ -145,6 +145,28 @@ def test_a_call_that_is_not_trained_is_passed_over(calls, make_call):
     np.testing.assert_allclose(got["b", 2], by_hand()["b", 2], rtol=1e-5)
 
 
+def test_neither_the_numbers_of_the_calls_nor_calls_in_no_batch_matter(calls, make_call):
+    """d, f and e go on from each other; then f has no targets; then the numbers run backwards."""
+    known = [calls["d"], make_call("f", [1, 2, 6, 9], [9], rollout_id="q", seq=9), calls["e"]]
+    step = packed(known)
+    values = np.random.default_rng(0).normal(size=step.batch.weight.shape).astype(np.float32)
+    number = {item.call.call_id: i for i, item in enumerate(step.calls)}
+    how = {"outcome": np.arange(3.0), "process": np.zeros(3), "gamma": GAMMA, "lam": LAM, "children": "equal"}
+    parent = np.full(3, -1)
+    parent[number["f"]], parent[number["e"]] = number["d"], number["f"]
+    batch = step.batch._replace(weight=np.where(step.batch.call == number["f"], 0, step.batch.weight))
+    (got,) = with_values([batch], [values], parent=parent, **how)
+    straight = np.where(parent == number["f"], number["d"], parent)
+    (want,) = with_values([batch], [values], parent=straight, **how)
+    np.testing.assert_array_equal(got.advantage, want.advantage)
+    backwards = batch._replace(call=np.where(batch.call >= 0, 2 - batch.call, -1))
+    turned = np.where(parent[::-1] == -1, -1, 2 - parent[::-1])
+    (got,) = with_values([backwards], [values], parent=turned, **(how | {"outcome": np.arange(3.0)[::-1]}))
+    np.testing.assert_array_equal(got.advantage, want.advantage)
+    (apart,) = with_values([batch], [values], parent=np.full(3, -1), **how)
+    assert (apart.advantage != want.advantage).any()
+
+
 def test_misuse_is_refused(calls):
     step = packed(list(calls.values()), row_slots=7, row_targets=4, max_rows=12)
     values, n = np.zeros(step.batch.weight.shape, np.float32), len(step.calls)
