@@ -1,4 +1,4 @@
-"""Training and serving with an engine behind HTTP, as real processes.
+"""Training and serving with an engine in another process, as real processes.
 
 The servers answer in the documented form of vLLM and of SGLang (see tests/sampler/test_remote.py for the sources), and
 they sample with the model whose weights they were last given.
@@ -133,6 +133,16 @@ def test_training_with_vllm_hands_over_every_version(setup, monkeypatch):
     assert [path.name for path in (run / "weights").iterdir()] == ["version-000002"]
     files = {path.name for path in (run / "weights/version-000002").iterdir()}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+
+
+def test_training_with_a_sampler_process_of_its_own(setup):
+    run = setup.game.folder / "with-process"
+    setup.game.finish(run, "--sampler", "jetstream")
+    assert [versions_of(run, label) for label in ("before", "00000-", "00001-", "after")] == [{0}, {0}, {1}, {2}]
+    assert max(record["mismatch_max"] for record in read_metrics(run)) < 1e-4
+    assert [path.name for path in (run / "weights").iterdir()] == ["version-000002"]
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(run / "weights") not in processes  # it ended with the run
 
 
 def test_a_server_that_keeps_its_own_weights_is_found_out_at_the_first_step(setup, monkeypatch):
