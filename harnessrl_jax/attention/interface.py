@@ -1,5 +1,6 @@
 """One function for tree attention, whatever computes it."""
 
+import math
 from typing import Literal
 
 import jax
@@ -8,25 +9,38 @@ from jaxtyping import Array, Float
 from harnessrl_jax.attention.blockwise import blockwise_attention
 from harnessrl_jax.attention.dense import dense_attention
 from harnessrl_jax.attention.mask import TreeMask, depths
+from harnessrl_jax.attention.pallas_gpu import pallas_gpu_attention, refusal
 from harnessrl_jax.attention.pallas_tpu import pallas_tpu_attention
 from harnessrl_jax.attention.plan import BLOCK, TilePlan, make_plan
 from harnessrl_jax.errors import ModelError
 
-Implementation = Literal["dense", "blockwise", "pallas_tpu"]
-BLOCKS: dict[Implementation, tuple[int, int]] = {"blockwise": (BLOCK, BLOCK), "pallas_tpu": (128, 256)}
-"""Queries and keys of a tile, where nobody chooses them. Those for TPUs are not measured."""
+Implementation = Literal["dense", "blockwise", "pallas_tpu", "pallas_gpu"]
+BLOCKS: dict[Implementation, tuple[int, int]] = {
+    "blockwise": (BLOCK, BLOCK),
+    "pallas_tpu": (128, 256),
+    "pallas_gpu": (128, 128),
+}
+"""Queries and keys of a tile, where nobody chooses them. Those for TPUs and GPUs are not measured."""
+HOPPER = "9."  # compute capabilities with the matrix instructions of the GPU kernels; Blackwell's are others
 
 
 def default_implementation() -> Implementation:
-    """The best implementation of the platform JAX runs on: the Pallas kernels on TPU, blockwise XLA everywhere else.
+    """The best implementation of the platform JAX runs on: Pallas kernels on TPUs and Hopper GPUs, else blockwise XLA.
 
     Decided when a function is traced, from JAX's default backend: name the implementation to compile for another.
     """
     match jax.default_backend():
         case "tpu":
             return "pallas_tpu"
+        case "gpu" if _capability().startswith(HOPPER):
+            return "pallas_gpu"
         case _:
             return "blockwise"
+
+
+def _capability() -> str:
+    """Compute capability of the first GPU, as NVIDIA writes it; empty for those of others."""
+    return str(getattr(jax.devices()[0], "compute_capability", ""))
 
 
 def plan_for(
@@ -56,6 +70,8 @@ def plan_for(
     if implementation not in BLOCKS:
         raise _unknown(implementation)
     block_q, block_k = BLOCKS[implementation] if block is None else (block, block)
+    if implementation == "pallas_gpu" and block is None:  # rows of 192 slots, say, have blocks of 64
+        block_q, block_k = math.gcd(block_q, mask.t.shape[0]), math.gcd(block_k, mask.lo.shape[0])
     return make_plan(mask, window=window, block_q=block_q, block_k=block_k)
 
 
@@ -91,7 +107,9 @@ def tree_attention(
       scale: factor of the scores; None means dim ** -0.5.
       implementation: "dense" writes the whole score matrix and is the reference. "blockwise" needs O(tokens) memory
         and skips tiles nobody sees, on any platform. "pallas_tpu" does the same with kernels for TPUs; rows are
-        multiples of 256 there. None takes that of the platform, see `default_implementation`.
+        multiples of 256 there. "pallas_gpu" does it with kernels for Hopper GPUs, whose matrix units are for bf16 and
+        f16: what they cannot take (f32, heads of more than 128, rows that are no multiple of 64) is computed as
+        "blockwise". None takes that of the platform, see `default_implementation`.
 
     Returns:
       The output, in the type of `q`.
@@ -114,6 +132,9 @@ def tree_attention(
             out, logsum = blockwise_attention(q, k, v, mask, plan, scale=factor)
         case "pallas_tpu", TilePlan():
             out, logsum = pallas_tpu_attention(q, k, v, mask, plan, scale=factor)
+        case "pallas_gpu", TilePlan():
+            attend = blockwise_attention if refusal(q, k, plan) else pallas_gpu_attention
+            out, logsum = attend(q, k, v, mask, plan, scale=factor)
         case _:
             raise _unknown(implementation)
     return out if sinks is None else _with_sinks(out, logsum, sinks)
@@ -121,8 +142,8 @@ def tree_attention(
 
 def _unknown(implementation: str) -> ModelError:
     return ModelError(
-        f"tree_attention: implementation is {implementation!r}; use 'blockwise', 'pallas_tpu' or 'dense', or None for "
-        "that of the platform."
+        f"tree_attention: implementation is {implementation!r}; use 'blockwise', 'pallas_tpu', 'pallas_gpu' or "
+        "'dense', or None for that of the platform."
     )
 
 

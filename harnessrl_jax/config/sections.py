@@ -15,8 +15,9 @@ class Model(Section):
     """A Hugging Face style folder (weights, config.json, tokenizer.json, chat_template.jinja), or `builtin:NAME`."""
     init: Literal["pretrained", "random"] = "pretrained"
     """`random` takes only config.json and the tokenizer from the folder and draws the weights from the run's seed."""
-    attention: Literal["dense", "blockwise", "pallas_tpu"] | None = None
-    """What computes attention; absent, what suits the platform: kernels on TPUs, `blockwise` elsewhere."""
+    attention: Literal["dense", "blockwise", "pallas_tpu", "pallas_gpu"] | None = None
+    """What computes attention; absent, what suits the platform: kernels on TPUs and Hopper GPUs, `blockwise`
+    elsewhere."""
     remat: Literal["none", "dots", "attention", "full"] = "none"
     """What the backward pass computes again, for less memory and about a third more time: nothing, all but attention
     and projections, all but attention, or whole layers."""

@@ -252,7 +252,7 @@ def test_the_platform_chooses_where_nobody_does(row, monkeypatch):
         ({"window": 0}, r"window is 0; give at least 1"),
         ({"plan": 3, "window": 4}, r"window is 4, the plan was made for 3; make one plan for each window"),
         ({"plan": 3}, r"window is None, the plan was made for 3"),
-        ({"implementation": "flash"}, r"implementation is 'flash'; use 'blockwise', 'pallas_tpu' or 'dense', or None"),
+        ({"implementation": "flash"}, r"implementation is 'flash'; use 'blockwise', 'pallas_tpu', 'pallas_gpu' or"),
     ],
 )
 def test_wrong_arguments_are_named(row, change, message):
