@@ -147,7 +147,9 @@ class _Walk:
             return None
         requests = {other: known.read(other) for other in quoted}
         conversation = session, self._last[session]
-        return quoted_summary(number, asked, known.calls, known.quotes, self._sessions, conversation, requests)
+        return quoted_summary(
+            number, asked, known.calls, known.quotes, self._sessions, conversation, requests, known.decode
+        )
 
     def _takes_up(self, number: int, asked: Asked | None) -> Place | None:
         if asked is None:

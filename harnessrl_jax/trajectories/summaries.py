@@ -7,6 +7,7 @@ shares few tokens with the old one, so that it would look like a new conversatio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from harnessrl_jax.trajectories.forks import Decode
 from harnessrl_jax.trajectories.headers import Claims
 from harnessrl_jax.trajectories.records import Call
 from harnessrl_jax.trajectories.requests import Asked
@@ -68,13 +69,14 @@ def quoted_summary(
     sessions: Sequence[int],
     known: tuple[int, int],
     requests: Mapping[int, Asked | None],
+    decode: Decode | None,
 ) -> Compacted | None:
     """What a prompt replaces by a summary that it quotes.
 
     A quoted answer is a summary of a conversation if what it answered is not repeated with it, and if it either belongs
-    to that conversation, of which then no more is left than it had read, or was asked with other instructions or tools
-    about it: by the name of the session, or because its own prompt quotes the conversation. The last needs several
-    calls to sum up: agents that pass single answers on to each other sum nothing up.
+    to that conversation, of which then no more is left than it had read, or no turn at all; or was asked with other
+    instructions or tools about it: by the name of the session, or because its own prompt quotes the conversation. The
+    last needs several calls to sum up: agents that pass single answers on to each other sum nothing up.
 
     Args:
       number: of the call.
@@ -84,6 +86,7 @@ def quoted_summary(
       sessions: for each call so far the number of the call that opened its conversation.
       known: of the last conversation with the same instructions and tools, the opening call and the last call.
       requests: what each quoted call asked, or None.
+      decode: ids -> text, or None; without it, messages that a harness adds beside the summary hide it.
     """
     opening, last = known
     call = calls[number]
@@ -94,7 +97,8 @@ def quoted_summary(
         if request.messages[-1] in asked.messages:
             continue
         if sessions[summary] == opening:
-            about = summary != opening and len(asked.messages) <= len(request.messages)
+            shorter = len(asked.messages) <= len(request.messages)
+            about = summary != opening and (shorter or _replaced(request, asked, calls[summary], decode))
         else:
             named = call.agent != call.session_id == calls[summary].session_id
             about = (request.instructions, request.tools) != (asked.instructions, asked.tools) and (
@@ -103,3 +107,12 @@ def quoted_summary(
         if about:
             return Compacted(last, summary, "")
     return None
+
+
+def _replaced(request: Asked, asked: Asked, summary: Call, decode: Decode | None) -> bool:
+    """Whether of the turns that the summary read none is left, nor the summary as a turn, but only as quoted text."""
+    read = [message for message in request.messages if message.role == "assistant"]
+    if decode is None or not read or any(message in asked.messages for message in read):
+        return False
+    said = decode(summary.output_ids[: len(summary.output_ids) - (summary.finish == "stop")].tolist())
+    return not any(message.text and message.text in said for message in asked.messages if message.role == "assistant")

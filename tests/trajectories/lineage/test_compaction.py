@@ -67,6 +67,26 @@ def test_a_summary_in_the_same_conversation(wire, toy):
     assert place.words == "quotes the summary s in place of the history of s"
 
 
+def test_a_summary_beside_messages_that_the_harness_adds(wire, toy):
+    """As Claude Code does it when a session is resumed after `/compact`."""
+    chat, history = start(wire, toy)
+    wire.ask("s", chat.body(*history, "Sum up what was done."), SUMMARY)
+    added = ["Caveat: the messages below are of local commands.", "/compact", "Compacted.", toy.said("No response.")]
+    wire.ask("m3", chat.body(f"Go on from here. {SUMMARY}", *added, *added, "Fix it."), "Done.")
+    place = wire.places(toy.decode)["m3"]
+    assert (place.link, place.fork.category, place.evidence[0].call_id) == ("continues", "compaction", "s")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_longer_prompt_that_repeats_an_answer_as_a_turn_is_no_compaction(wire, toy, kept):
+    chat, history = start(wire, toy)
+    wire.ask("s", chat.body(*history, "Sum up what was done."), SUMMARY)
+    repeated = f"You said: {SUMMARY}" if kept else toy.said(SUMMARY)
+    more = [*history[: 2 * kept], "Sum up, please.", repeated, *["And then?"] * 5]
+    wire.ask("m3", chat.body(*more), "Done.")
+    assert wire.places(toy.decode)["m3"].link == "rewrites"
+
+
 def test_a_summary_by_a_helper_with_other_instructions(wire, toy):
     """As OpenCode does it: one message with the whole conversation, no tools, in the same session."""
     chat, _ = start(wire, toy, **SESSION)
