@@ -7,6 +7,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from harnessrl_jax.errors import SamplerError, WishError
 from harnessrl_jax.sampler import Engine, LocalSampler, SampleRequest
 from harnessrl_jax.sampler.batching import Batcher, Job, result_of
 from harnessrl_jax.sampler.jetstream.client import JetStreamSampler
-from harnessrl_jax.sampler.jetstream.engine import NOBODY, JetStreamEngine, Text
+from harnessrl_jax.sampler.jetstream.engine import BOS, NOBODY, JetStreamEngine, Text
+from harnessrl_jax.sampler.jetstream.wire import encode, rows
 from harnessrl_jax.sampler.placement import on_device
 from harnessrl_jax.weights import save_model
 
@@ -185,8 +188,7 @@ def alone(engine, request, params, other_params, at):
 
 
 @pytest.mark.parametrize("why", ["cancelled", "a stop text"])
-def test_a_request_that_is_given_up_frees_its_slot(served, why):
-    """There are two free slots; if these requests kept theirs, the next ones would wait for 40 steps each."""
+def test_the_server_goes_on_after_a_request_that_is_given_up(served, why):
     long = SampleRequest(prompt_ids=(1,), max_new_tokens=47, temperature=1.0, stop=tuple(map(chr, range(33, 127))))
 
     async def test(sampler):
@@ -250,7 +252,75 @@ def test_a_process_that_cannot_start_says_where_to_look(make_sampler, tmp_path, 
 
 def test_an_engine_of_several_steps_is_refused(engine, params, letters):
     with pytest.raises(SamplerError, match=r"one token a step, but the engine samples 3: set steps=1"):
-        JetStreamEngine(engine, params, 0, text=Text(letters), plain=NOBODY.request)
+        JetStreamEngine(engine, params, 0, text=Text(letters), plain=NOBODY.request, make_result=dict)
+
+
+@pytest.fixture
+def adapter(same_sizes, params, letters):
+    return JetStreamEngine(same_sizes, params, 10, text=Text(letters), plain=NOBODY.request, make_result=dict)
+
+
+def read(adapter, request, number):
+    numbers = np.array([BOS, *encode(request, number)])
+    return adapter.prefill(params=None, padded_tokens=numbers, true_length=len(numbers))
+
+
+def step(adapter, state, slot):
+    """A step, and what it says of a slot: the token, its version and JetStream's length."""
+    state, result = adapter.generate(None, state)
+    row = np.asarray(result["data"])[slot]
+    ((drawn, version),) = rows(row[: result["tokens_idx"][1]])
+    return state, (drawn[0, 0], drawn[0, 1:3].view(np.float32).tolist(), version, int(row[-1]))
+
+
+ONE = SampleRequest(prompt_ids=(3, 1, 4), max_new_tokens=9, temperature=1.0, seed=5)
+
+
+def test_a_prompt_that_waited_for_new_weights_is_read_again(adapter, same_sizes, params, other_params):
+    prompt, state = read(adapter, ONE, 1), adapter.init_decode_state()
+    loading = threading.Thread(target=adapter.load, args=(other_params, 11))
+    loading.start()
+    while adapter._latest.version == 10:
+        time.sleep(0.001)
+    state, (token, logps, version, _) = step(adapter, adapter.insert(prompt, state, slot=2), 2)
+    loading.join()
+    want = alone(same_sizes, ONE, params, other_params, 0)
+    assert (token, logps, version) == (want.output_ids[0], [want.logps[0], want.raw_logps[0]], 11)
+
+
+def test_weights_do_not_change_between_a_prompt_and_its_first_token(adapter, same_sizes, params, other_params):
+    state = adapter.insert(read(adapter, ONE, 1), adapter.init_decode_state(), slot=0)
+    loading = threading.Thread(target=adapter.load, args=(other_params, 11))
+    loading.start()
+    while adapter._latest.version == 10:
+        time.sleep(0.001)
+    state, first = step(adapter, state, 0)
+    assert loading.is_alive()  # it returns once the new weights are used
+    state, second = step(adapter, state, 0)
+    loading.join()
+    want = alone(same_sizes, ONE, params, other_params, 1)
+    assert [said[0] for said in (first, second)] == want.output_ids[:2].tolist()
+    assert [said[2] for said in (first, second)] == [10, 11]
+
+
+def test_a_request_that_is_given_up_frees_its_slot(adapter):
+    """JetStream ends a request whose length is beyond every limit."""
+    state = adapter.init_decode_state()
+    for slot, number in enumerate((1, 2)):
+        state = adapter.insert(read(adapter, ONE, number), state, slot=slot)
+    adapter.end(2)
+    adapter.end(3)
+    state, kept = step(adapter, state, 0)
+    assert kept[3] == 1
+    state, ended = step(adapter, state, 1)
+    assert ended[3] > 2**30
+    # One that is given up before its turn comes never gets one; its slot is free for others.
+    state = adapter.insert(read(adapter, ONE, 3), state, slot=1)
+    state, (*_, length) = step(adapter, state, 1)
+    assert length > 2**30
+    state = adapter.insert(read(adapter, ONE, 4), state, slot=1)
+    state, (*_, length) = step(adapter, state, 1)
+    assert length == 1
 
 
 def test_its_package_is_imported_in_one_folder_only():

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from harnessrl_jax.sampler.engine import Engine
 from harnessrl_jax.sampler.jetstream.engine import NOBODY, JetStreamEngine, Text
-from harnessrl_jax.sampler.jetstream.server import loader, serve
+from harnessrl_jax.sampler.jetstream.server import loader, result_type, serve
 from harnessrl_jax.sampler.jetstream.wire import COLUMNS
 from harnessrl_jax.weights import load_model
 
@@ -58,7 +58,9 @@ def _serve(options: argparse.Namespace) -> None:
     plain = dataclasses.replace(
         NOBODY.request, temperature=options.temperature, seed=options.seed, stop_ids=tuple(options.stop_id)
     )
-    adapter = JetStreamEngine(engine, jax.device_put(params), options.version, text=text, plain=plain)
+    adapter = JetStreamEngine(
+        engine, jax.device_put(params), options.version, text=text, plain=plain, make_result=result_type()
+    )
     port = options.port or _free_port()
     running = serve(adapter, port, loader(adapter, config))
     print(f"serving on localhost:{port}", flush=True)

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +66,7 @@ class JetStreamEngine:
       version: their number.
       text: what `build_tokenizer` returns.
       plain: how prompts by themselves are sampled; its prompt and its limit do not count.
+      make_result: JetStream's ResultTokens.
 
     Raises:
       SamplerError: an engine that JetStream cannot drive.
@@ -73,10 +75,19 @@ class JetStreamEngine:
     samples_per_slot = 1
     colocated_cpus = None
 
-    def __init__(self, engine: Engine, params: Params, version: int, *, text: "Text", plain: SampleRequest) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        params: Params,
+        version: int,
+        *,
+        text: "Text",
+        plain: SampleRequest,
+        make_result: Callable[..., Any],
+    ) -> None:
         if engine.steps != 1:
             raise SamplerError(f"JetStream takes one token a step, but the engine samples {engine.steps}: set steps=1.")
-        self._engine, self._text, self._plain = engine, text, plain
+        self._engine, self._text, self._plain, self._make_result = engine, text, plain, make_result
         self._latest = Weights(params, version)  # replaced as one value: several threads read it
         self._current = self._latest  # of the thread that inserts and generates
         self._inserted = False  # whether a prompt was inserted since the last step
@@ -86,7 +97,8 @@ class JetStreamEngine:
         self._before: Array | None = None  # what the step before the last sampled
         self._holding = False
         self._numbers: dict[int, int | None] = {}  # of the latest request of each slot
-        self._unwanted: dict[int, None] = {}  # numbers of requests to end, in the order of arrival
+        self._ending = threading.Lock()  # guards the next one
+        self._unwanted: dict[int | None, None] = {}  # numbers of requests to end, in the order of arrival
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -115,9 +127,10 @@ class JetStreamEngine:
 
     def end(self, number: int) -> None:
         """Ends the request of that number at the next step, if it is not over. May be called from any thread."""
-        self._unwanted[number] = None
-        while len(self._unwanted) > REMEMBERED:
-            self._unwanted.pop(next(iter(self._unwanted)), None)
+        with self._ending:
+            self._unwanted[number] = None
+            if len(self._unwanted) > REMEMBERED:
+                del self._unwanted[next(iter(self._unwanted))]
 
     def get_prefix_destination_sharding(self) -> None:
         """Prompts are read where they are decoded."""
@@ -179,8 +192,6 @@ class JetStreamEngine:
 
     def generate(self, params: None, decode_state: Decoding) -> tuple[Decoding, Any]:
         """One token of every slot, as JetStream's ResultTokens."""
-        from jetstream.engine import engine_api
-
         if self._before is not None and bool((np.asarray(self._before) == NO_TOKEN).all()):
             time.sleep(IDLE_S)
         self._take_up()
@@ -190,7 +201,7 @@ class JetStreamEngine:
         before = self._without_unwanted(decode_state.sampled)
         sampled, data = _result(block.data[0], before, decode_state.held, np.int32(self._current.version))
         size = COLUMNS
-        result = engine_api.ResultTokens(
+        result = self._make_result(
             data=data,
             tokens_idx=(0, size),
             valid_idx=(size, 2 * size),
@@ -208,10 +219,12 @@ class JetStreamEngine:
 
     def _without_unwanted(self, sampled: Int32[Array, " slot"]) -> Int32[Array, " slot"]:
         """Makes JetStream take those requests for over."""
-        for slot, number in self._numbers.items():
-            if number in self._unwanted:
-                sampled = sampled.at[slot].set(BEYOND)
-                del self._unwanted[number]
+        with self._ending:
+            over = [slot for slot, number in self._numbers.items() if number in self._unwanted]
+            for slot in over:
+                del self._unwanted[self._numbers.pop(slot)]
+        for slot in over:
+            sampled = sampled.at[slot].set(BEYOND)
         return sampled
 
     def _asked(self, numbers: list[int]) -> Asked:

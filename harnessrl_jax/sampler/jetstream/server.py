@@ -41,6 +41,13 @@ def _same_logging() -> Iterator[None]:
     root.handlers[:] = handlers
 
 
+def result_type() -> Callable[..., Any]:
+    """JetStream's ResultTokens."""
+    from jetstream.engine import engine_api
+
+    return engine_api.ResultTokens
+
+
 def serve(adapter: JetStreamEngine, port: int, load: Callable[[str, int], None]) -> Any:
     """Starts JetStream's orchestrator and gRPC server, for clients on this machine; returns its JetStreamServer.
 
