@@ -37,6 +37,7 @@ class Recipe(NamedTuple):
       environment: variables besides those of `quiet`.
       files: files to write first.
       sessions: how many conversations there must be: 2 where a sub-agent does the work.
+      compacts: whether it replaces its history by a summary on the way.
     """
 
     install: Callable[[pathlib.Path], bool]
@@ -45,6 +46,7 @@ class Recipe(NamedTuple):
     environment: Callable[[Place], dict[str, str]] = _nothing
     files: Callable[[Place], dict[pathlib.Path, str]] = _nothing
     sessions: int = 1
+    compacts: bool = False
 
 
 def quiet(place: Place) -> dict[str, str]:
@@ -182,11 +184,24 @@ ALL: dict[str, Recipe] = {
         "@anthropic-ai/claude-code", "claude", environment=_claude, sessions=2,
         arguments=lambda place: [["-p", f"Delegate to general-purpose: {TASK}", *_CLAUDE, "Agent", "Task"]],
     ),
+    "claude-code-compact": npm(
+        "@anthropic-ai/claude-code", "claude", environment=_claude, compacts=True,
+        arguments=lambda place: [
+            ["-p", TASK, *_CLAUDE],
+            ["-c", "-p", "/compact", *_CLAUDE],
+            ["-c", "-p", TASK, *_CLAUDE],
+        ],
+    ),
     "codex": npm("@openai/codex", "codex", arguments=_codex),
     "opencode": npm(
         "opencode-ai", "opencode", files=_opencode,
         environment=lambda place: _OPENCODE,
         arguments=lambda place: [["run", "-m", "local/policy", TASK]],
+    ),
+    "opencode-subagent": npm(
+        "opencode-ai", "opencode", files=_opencode, sessions=2,
+        environment=lambda place: _OPENCODE,
+        arguments=lambda place: [["run", "-m", "local/policy", f"Delegate to general: {TASK}"]],
     ),
     "qwen-code": npm(
         "@qwen-code/qwen-code", "qwen", files=_qwen,

@@ -27,8 +27,9 @@ from typing import NamedTuple
 import recipes
 from tool_caller import FINAL
 
-from harnessrl_jax.gateway import Store, StoredCall
+from harnessrl_jax.gateway import Store, StoredCall, TextCodec
 from harnessrl_jax.launch.doctor import audit
+from harnessrl_jax.trajectories import build_lineage
 
 HERE = pathlib.Path(__file__).parent
 TIMEOUT_S = 420.0
@@ -43,6 +44,7 @@ class Outcome(NamedTuple):
     streamed: bool
     calls: int
     sessions: int
+    compactions: int
     echo: str
     seconds: float
     wrong: str
@@ -99,10 +101,11 @@ def run_all(folder: pathlib.Path, names: list[str]) -> tuple[dict[str, Outcome],
                 print(f"{name}: {outcomes[name].wrong or 'passed'}", file=sys.stderr, flush=True)
         with Store(run / "calls.sqlite", read_only=True) as store:
             stored = store.calls("served", 0)
+        linked = build_lineage([kept.call for kept in stored], TextCodec(pathlib.Path(scratch) / "model").decode).calls
         for name in names:
-            outcomes[name] = judge(
-                recipes.ALL[name], outcomes[name], [kept for kept in stored if kept.call.agent == name]
-            )
+            kept = [one for one in stored if one.call.agent == name]
+            compactions = sum(one.call.agent == name and one.link == "continues" for one in linked)
+            outcomes[name] = judge(recipes.ALL[name], outcomes[name], kept, compactions)
         return outcomes, [f"{finding.rule}: {finding.where}: {finding.what}" for finding in audit(run).findings]
 
 
@@ -132,7 +135,7 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
     """Runs one harness in an empty home folder, with no environment but what its recipe names."""
     version = recipe.version(folder)
     if version is None:
-        return Outcome("", "", False, 0, 0, "", 0.0, "not installed")
+        return Outcome("", "", False, 0, 0, 0, "", 0.0, "not installed")
     work = home / "work"
     work.mkdir(parents=True)
     place = recipes.Place(folder, home, work, url, key)
@@ -156,11 +159,11 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
             break
     if not wrong and FINAL not in said:
         wrong = f"did not show the answer; it said {said[-200:]!r}"
-    return Outcome(version, "", False, 0, 0, "", time.monotonic() - started, wrong)
+    return Outcome(version, "", False, 0, 0, 0, "", time.monotonic() - started, wrong)
 
 
-def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall]) -> Outcome:
-    """Adds what the store says of the harness's calls."""
+def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], compactions: int) -> Outcome:
+    """Adds what the store says of the harness's calls, and how many of them go on from a summary."""
     calls = [one.call for one in kept]
     asked = {call.call_id for call in calls if call.tool_calls and call.delivered}
     found = asked & {name for one in kept for name in one.notes["spliced"]}
@@ -170,12 +173,15 @@ def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall]) -> O
     sessions = len({call.session_id for call in calls})
     if not wrong and sessions < recipe.sessions:
         wrong = f"its sub-agent was not told apart: {sessions} session"
+    if not wrong and recipe.compacts and not compactions:
+        wrong = "no prompt was seen to go on from the summary"
     streamed = any(json.loads(call.request).get("stream") for call in calls)
     return outcome._replace(
         dialect=", ".join(sorted({call.dialect for call in calls})),
         streamed=streamed,
         calls=len(calls),
         sessions=sessions,
+        compactions=compactions,
         echo=echo,
         wrong=wrong,
     )
@@ -187,7 +193,7 @@ def table(outcomes: dict[str, Outcome], findings: list[str], before: str) -> str
     for name, one in outcomes.items():
         streams = "yes" if one.streamed else "no"
         result = "passed" if not one.wrong else f"failed: {' '.join(one.wrong.split())[:120].replace('|', '/')}"
-        cells = (name, one.version, one.dialect, streams, one.calls, one.sessions, one.echo, result)
+        cells = (name, one.version, one.dialect, streams, one.calls, one.sessions, one.compactions, one.echo, result)
         rows[name] = f"| {' | '.join(map(str, cells))} |"
     verdict = "; ".join(findings) if findings else "nothing is wrong"
     lines = [
@@ -197,9 +203,10 @@ def table(outcomes: dict[str, Outcome], findings: list[str], before: str) -> str
         "scripted: it calls one of the tools it is offered, then answers. *Passed* means that the harness ran the tool",
         "and showed the answer. *Echo* says how the turn with the tool call stood in the prompt of the next call: as",
         "the ids that were sampled, or as text that the harness wrote anew, which is counted and begins a branch.",
+        "*Compactions*: prompts in which a summary that was asked for before stands for the history.",
         "",
-        "| harness | version | dialect | streams | calls | sessions | echo | result |",
-        "|---|---|---|---|---|---|---|---|",
+        "| harness | version | dialect | streams | calls | sessions | compactions | echo | result |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(rows[name] for name in recipes.ALL if name in rows),
     ]
     return "\n".join([*lines, "", f"`doctor` on the store that holds the calls of the last run: {verdict}.", ""])

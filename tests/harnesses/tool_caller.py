@@ -32,6 +32,12 @@ _ENDINGS = {"final_answer": "answer", "finish": "message", "attempt_completion":
 # A task that begins so is given to a sub-agent of that type, which gets the rest of it as its own task.
 _DELEGATE = re.compile(r"Delegate to (\S+): ([^\n<]+)")
 _DELEGATES = ("agent", "task")
+# What harnesses ask for when they replace a history by its summary, and what they get.
+_SUMMARISE = re.compile(r"(?i)\b(?:create|provide|write)\b[^.\n]{0,60}\bsummary\b")
+SUMMARY = (
+    "The user wanted one shell command to be run with the tool. The command was run, and what it printed was told to "
+    "the user. No file was changed, and there is nothing left to do of what was asked so far."
+)
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -68,10 +74,15 @@ class ToolCaller:
 
 
 def reply(prompt: str) -> str:
-    """A tool call for the first result, the end of the task after it, plain text where no tool is offered."""
+    """A tool call for the first result, the end of the task after it, plain text where no tool is offered.
+
+    The summary where the last message asks for one.
+    """
     tools = offered(prompt)
     after = prompt.rpartition("</tools>")[2]
     done = "<tool_response>" in after or "Calling tools:" in after
+    if _SUMMARISE.search(after.rpartition("<|im_start|>user")[2]):
+        return SUMMARY
     if not tools:
         return FINAL
     given = _DELEGATE.search(after)
