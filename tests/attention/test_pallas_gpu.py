@@ -17,7 +17,8 @@ from harnessrl_jax.attention.blockwise import blockwise_attention
 from harnessrl_jax.attention.pallas_gpu import pallas_gpu_attention
 from harnessrl_jax.errors import ModelError
 
-SLOTS, HEADS, KV, DIM, WINDOW = 128, 4, 2, 16, 100
+SLOTS, HEADS, KV, DIM, WINDOW = 256, 4, 2, 16, 100
+BLOCK_Q, BLOCK_K = 128, 64  # so two warpgroups share a block of queries, and one has a block of keys
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """The interpreter's programs are run once or twice."""
 
@@ -54,7 +55,7 @@ def value_and_gradient(attend):
 
     @partial(jax.jit, compiler_options=FAST)
     def run(q, k, v, mask, cotangent):
-        plan = make_plan(mask, window=WINDOW, block_q=64, block_k=64)
+        plan = make_plan(mask, window=WINDOW, block_q=BLOCK_Q, block_k=BLOCK_K)
         results, pull = jax.vjp(lambda q, k, v: attend(q, k, v, mask, plan, scale=0.3), q, k, v)
         return *results, *pull(cotangent)
 
@@ -68,22 +69,22 @@ def test_the_kernels_equal_blockwise_attention_in_value_and_gradient(row, interp
     cotangent = normal(SLOTS, HEADS, DIM), normal(SLOTS, HEADS, dtype=jnp.float32)
     blockwise = value_and_gradient(blockwise_attention)
     kernels = value_and_gradient(partial(pallas_gpu_attention, interpret=interpreter))
-    tree = row_mask(row(0, SLOTS, 112, 0.95)[1])
-    # A chain with some trees below: its first half is a tile without a mask. Then nobody sees the last keys, and the
-    # first queries see none: no tile visits those blocks.
-    chain = np.full(SLOTS, SLOTS)
-    chain[64:] = 64 + row(1, 64, 64, 0.6)[1]
-    chain = row_mask(chain)
-    blind = chain._replace(t=chain.t.at[:64].set(-1), hi=chain.hi.at[64:].set(0))
-    assert tile_full(make_plan(chain, window=WINDOW, block_q=64, block_k=64).by_query).any()
-    for mask in (tree, chain, blind):
+    # A chain longer than the window; from its 64th token on, also trees, for which the first keys are a tile without a
+    # mask. Then nobody sees the last keys, and the first queries see none: no tile visits those blocks.
+    end = np.full(SLOTS, SLOTS)
+    end[BLOCK_K:BLOCK_Q] = BLOCK_Q
+    end[BLOCK_Q:] = BLOCK_Q + row(1, SLOTS - BLOCK_Q, SLOTS - BLOCK_Q, 0.6)[1]
+    chain = row_mask(end)
+    blind = chain._replace(t=chain.t.at[:BLOCK_Q].set(-1), hi=chain.hi.at[-BLOCK_K:].set(0))
+    assert tile_full(make_plan(chain, window=WINDOW, block_q=BLOCK_Q, block_k=BLOCK_K).by_query).any()
+    for mask in (chain, blind):
         want, got = (run(*qkv, mask, cotangent) for run in (blockwise, kernels))
         for g, w in zip(got, want, strict=True):
             assert g.dtype == w.dtype
             np.testing.assert_allclose(np.asarray(g, np.float32), np.asarray(w, np.float32), atol=2**-7, rtol=2**-7)
     out, logsum, dq, dk, dv = got
-    assert not any(np.asarray(x[:64]).any() for x in (out, logsum, dq))
-    assert not any(np.asarray(x[64:]).any() for x in (dk, dv))
+    assert not any(np.asarray(x[:BLOCK_Q]).any() for x in (out, logsum, dq))
+    assert not any(np.asarray(x[-BLOCK_K:]).any() for x in (dk, dv))
 
 
 @pytest.mark.parametrize(("dim", "window"), [(128, None), (64, 128)])
