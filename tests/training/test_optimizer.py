@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from harnessrl_jax.training import learning_rate_schedule, make_optimizer
+from harnessrl_jax.training import learning_rate_schedule, make_optimizer, train_only
 
 
 def test_constant_after_warm_up():
@@ -32,3 +33,12 @@ def test_it_clips_then_decays_only_matrices(norm):
     clipped = min(norm, 1.0)
     np.testing.assert_allclose(updates["kernel"], -0.1 * (clipped / (clipped + 1) + 0.5), rtol=1e-5)
     np.testing.assert_array_equal(updates["scale"], 0)
+
+
+def test_what_is_not_trained_gets_no_update_whatever_its_gradient():
+    params = {"value_head": {"bias": jnp.ones(1)}, "embed": jnp.array([-0.0, 0.0, 2.0])}
+    optimizer = train_only(optax.adamw(0.1, weight_decay=0.1), lambda path: path == "value_head/bias")
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
+    after = optax.apply_updates(params, updates)
+    assert np.asarray(after["embed"]).tobytes() == np.asarray(params["embed"]).tobytes()
+    assert after["value_head"]["bias"] != 1
