@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -64,6 +65,7 @@ def address(make_sampler, params):
     owner = make_sampler(None)
     owner.load_weights(params, 0)
     asyncio.run(owner.start())
+    assert os.getsid(owner._process.pid) == owner._process.pid  # a Ctrl-C of the run does not reach it
     yield owner._address
     alive = owner._process.poll() is None
     asyncio.run(owner.close())

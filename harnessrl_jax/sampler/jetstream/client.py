@@ -169,8 +169,14 @@ class JetStreamSampler:
         command += ["--version", str(version), "--port", "0", "--with-stdin", *self._options]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a") as log:
+            # A session of its own: Ctrl-C is not for it, calls under way are finished first.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
             )
         line = _pipe(self._process.stdout).readline()
         if not line:
