@@ -1,6 +1,5 @@
 """One function for tree attention, whatever computes it."""
 
-import math
 from typing import Literal
 
 import jax
@@ -70,8 +69,11 @@ def plan_for(
     if implementation not in BLOCKS:
         raise _unknown(implementation)
     block_q, block_k = BLOCKS[implementation] if block is None else (block, block)
-    if implementation == "pallas_gpu" and block is None:  # rows of 192 slots, say, have blocks of 64
-        block_q, block_k = math.gcd(block_q, mask.t.shape[0]), math.gcd(block_k, mask.lo.shape[0])
+    if implementation == "pallas_gpu" and block is None:  # a row of 192 slots has blocks of 64
+        lengths = mask.t.shape[0], mask.lo.shape[0]
+        block_q, block_k = (
+            size if slots % size == 0 else BLOCK for size, slots in zip((block_q, block_k), lengths, strict=True)
+        )
     return make_plan(mask, window=window, block_q=block_q, block_k=block_k)
 
 

@@ -2,6 +2,9 @@
 
 One thread block a head and block of queries (or keys): two warpgroups multiply, a third fetches the tiles that hold a
 visible pair. How many there are is data: one compilation serves every tree of a row length.
+
+Their matrix instructions are Hopper's alone: Blackwell, the next generation, has others. JAX's own kernels refuse masks
+with CUDA 12.8.0 to 12.9.0, whose assembler has an error; take 12.9.1 or 13 for these too.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +32,7 @@ from harnessrl_jax.errors import ModelError
 
 LANES = 64  # widths of a head that the kernels take: multiples of this
 WIDEST = 128
-LARGEST = 128  # side of a tile: with heads of 128 the kernels then use 195 of the 227 KiB of a Hopper's shared memory
+LARGEST = 128  # side of a tile: with heads of 128 the kernels then use 196 of the 227 KiB of a Hopper's shared memory
 
 
 def pallas_gpu_attention(

@@ -143,7 +143,7 @@ def test_only_hopper_gpus_get_the_kernels(monkeypatch, capability, implementatio
     assert default_implementation() == implementation
 
 
-@pytest.mark.parametrize(("slots", "blocks"), [(512, (4, 4)), (192, (3, 3))])
-def test_blocks_fit_rows_that_are_a_multiple_of_64(slots, blocks):
+@pytest.mark.parametrize(("slots", "blocks"), [(512, (4, 4)), (192, (3, 3)), (32, (1, 1))])
+def test_blocks_fit_rows_of_a_multiple_of_64_and_short_ones(slots, blocks):
     plan = lambda end: plan_for(row_mask(end), implementation="pallas_gpu")
     assert jax.eval_shape(plan, jax.ShapeDtypeStruct((slots,), jnp.int32)).blocks == blocks

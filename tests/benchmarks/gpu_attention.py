@@ -2,8 +2,9 @@
 
     python tests/benchmarks/gpu_attention.py [SLOTS ...] [--repeats 10] [--heads 16] [--kv-heads 4] [--dim 128]
 
-Needs an NVIDIA GPU of compute capability 9.0 (Hopper). One row of agent trees a length (8k, 16k, 32k and 64k slots), in
-bf16, forward and backward; medians of interleaved repeats after a first one that compiles:
+Needs an NVIDIA GPU of compute capability 9.0 (Hopper); with torch, set XLA_PYTHON_CLIENT_PREALLOCATE=false. One row of
+agent trees a length (8k, 16k, 32k and 64k slots), in bf16, forward and backward; medians of interleaved repeats after a
+first one that compiles:
 
 - `pallas_gpu` and `blockwise`: ours, with the tile plan made outside, as the layers of a model share it;
 - `cudnn causal`: `jax.nn.dot_product_attention`, causal. It knows no trees: a lower limit of what one pays without
