@@ -46,6 +46,7 @@ from harnessrl_jax.training import (
     place_batch,
     place_state,
     state_shardings,
+    step_compiler_options,
 )
 from harnessrl_jax.trajectories import PackedBatch
 
@@ -91,7 +92,9 @@ def make_trainer(config: Config, model: DecoderConfig, params: Any) -> tuple[Tra
     shardings = state_shardings(state, optimizer, mesh, DECODER_RULES)
     step = make_step(row_fn, optimizer, goal, micro_rows=config.packing.micro_rows, shardings=shardings)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    compiled = jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere))
+    compiled = jax.jit(
+        step, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=step_compiler_options()
+    )
     return Trainer(compiled, mesh, shardings), place_state(state, shardings)
 
 

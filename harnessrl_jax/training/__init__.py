@@ -1,5 +1,6 @@
 """(train state, packed batch) -> (train state, metrics): objectives, sharding and one pure step."""
 
+from harnessrl_jax.training.compilation import step_compiler_options
 from harnessrl_jax.training.context_rows import context_row_fn
 from harnessrl_jax.training.critic import critic_row_fn, make_values
 from harnessrl_jax.training.objectives import (
@@ -76,5 +77,6 @@ __all__ = [
     "role_adapters_row_fn",
     "role_adapters_state",
     "state_shardings",
+    "step_compiler_options",
     "train_only",
 ]

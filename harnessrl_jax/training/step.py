@@ -35,9 +35,10 @@ def make_step(
     micro_rows: int,
     shardings: TrainState | None = None,
 ) -> Step:
-    """Builds the step. The caller compiles it: `jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))`.
+    """Builds the step, which the caller compiles.
 
-    It compiles once for a batch shape: `rows_used`, the schedule and the masks are data.
+    `jax.jit(step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=step_compiler_options())`
+    compiles once for a batch shape: `rows_used`, the schedule and the masks are data.
 
     Args:
       row_fn: the model.

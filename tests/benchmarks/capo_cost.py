@@ -20,7 +20,7 @@ import numpy as np
 
 from harnessrl_jax.capo import decoder_units, default, fixed_partition
 from harnessrl_jax.models import DecoderConfig, Remat, init_params
-from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step
+from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step, step_compiler_options
 from harnessrl_jax.trajectories import PackedBatch, Role
 
 SLOTS, TARGETS, VOCAB = 512, 256, 2048
@@ -80,7 +80,7 @@ def compiled_step(size: Size, form: str, remat: Remat) -> tuple[Callable[[], Any
     row_fn = decoder_row_fn(
         model,
         temperature=1.0,
-        implementation="dense",
+        implementation="blockwise",
         remat=remat,
         collect=None if form == "plain" else settings.statistic.reads,
     )
@@ -88,7 +88,8 @@ def compiled_step(size: Size, form: str, remat: Remat) -> tuple[Callable[[], Any
     if form != "plain":
         units = jax.random.uniform(jax.random.key(1), (2, size.layers, model.mlp_size)) < settings.top_fraction
         state = state._replace(capo=fixed_partition(units))
-    step = jax.jit(make_step(row_fn, optimizer, objective, micro_rows=size.rows))
+    step = make_step(row_fn, optimizer, objective, micro_rows=size.rows)
+    step = jax.jit(step, compiler_options=step_compiler_options())
     arguments = (state, jax.tree.map(jnp.asarray, packed(size.rows)), jnp.int32(size.rows))
     compiled = step.lower(*arguments).compile()
     return lambda: compiled(*arguments), compiled
