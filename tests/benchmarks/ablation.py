@@ -2,11 +2,13 @@
 
     python tests/benchmarks/ablation.py small [--arms NAME ...] [--regimes ...] [--modes ...] [--seeds ...]
     python tests/benchmarks/ablation.py embedded [--arms NAME ...] [--seeds ...]
+    python tests/benchmarks/ablation.py conflict [--regimes ...] [--modes ...] [--seeds ...]
     python tests/benchmarks/ablation.py table
 
 `small` trains a tiny decoder on two agents that translate (`ablation_task`), seconds a cell; `embedded` runs the
-launcher on the embedded task. Both add one JSON line a finished cell to `--results` and skip the cells that it holds,
-so they can be stopped and started again. `table` prints the Markdown tables of docs/results/capo.md from both files.
+launcher on the embedded task; `conflict` measures whether the gradients of the roles disagree. Each adds one
+JSON line a finished cell to `--results` and skips the cells that it holds, so they can be stopped and started again.
+`table` prints the Markdown tables of docs/results/capo_tables.md from these files.
 """
 
 import argparse
@@ -17,12 +19,12 @@ from pathlib import Path
 from ablation_statistics import append, read
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
-FILES = {"small": RESULTS / "capo_small.jsonl", "embedded": RESULTS / "capo_embedded.jsonl"}
+FILES = {stage: RESULTS / f"capo_{stage}.jsonl" for stage in ("small", "embedded", "conflict")}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("small", "embedded", "table"))
+    parser.add_argument("stage", choices=("small", "embedded", "conflict", "table"))
     parser.add_argument("--results", type=Path, help="where cells are kept")
     parser.add_argument("--arms", nargs="+", help="all by default")
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -70,14 +72,30 @@ def embedded(args: argparse.Namespace) -> None:
             print(f"{arm}, seed {seed}: {found['before']:.3f} -> {found['after']:.3f}", flush=True)
 
 
+def conflict(args: argparse.Namespace) -> None:
+    """Measures the places that are not in the results yet: before training and after 20 steps."""
+    from ablation_conflict import Place, measure
+
+    file = args.results or FILES["conflict"]
+    done = {Place(*(line[name] for name in Place._fields)) for line in read(file)}
+    for place in itertools.starmap(Place, itertools.product(args.regimes, args.modes, (0, 20), args.seeds or range(3))):
+        if place not in done:
+            found = measure(place)
+            append(file, {"stage": "conflict", **place._asdict(), **found})
+            print(f"{place}: cosine {found['all_cosine']:.3f}, in a step {found['all_step_cosine']:.3f}", flush=True)
+
+
 def tables(args: argparse.Namespace) -> None:
     """Prints every table."""
-    from ablation_report import embedded_report, small_report
+    from ablation_report import conflict_report, embedded_report, small_report
 
-    print(small_report(read(FILES["small"])))
-    print(embedded_report(read(FILES["embedded"])))
+    print("# Tables of the CAPO ablation\n")
+    print("Written by `python tests/benchmarks/ablation.py table`; read in [capo.md](capo.md).\n")
+    print("## The embedded task\n\n" + embedded_report(read(FILES["embedded"])) + "\n")
+    print("## Conflict of the roles in the small task\n\n" + conflict_report(read(FILES["conflict"])) + "\n")
+    print("## The small task\n\n" + small_report(read(FILES["small"])).rstrip())
 
 
 if __name__ == "__main__":
     given = arguments()
-    {"small": small, "embedded": embedded, "table": tables}[given.stage](given)
+    {"small": small, "embedded": embedded, "conflict": conflict, "table": tables}[given.stage](given)

@@ -69,6 +69,24 @@ def embedded_report(lines: Sequence[Line]) -> str:
     return table(lines, arms, means=means, against=controls, value="after") if arms else ""
 
 
+def conflict_report(lines: Sequence[Line]) -> str:
+    """One row a setting and stage of training: the cosines of each seed, and the share of signal in a step."""
+    shown_as = {
+        "cosine in a step": "all_step_cosine",
+        "cosine without noise": "all_cosine",
+        "MLP, in a step": "mlp_step_cosine",
+        "MLP, without noise": "mlp_cosine",
+        "signal, action": "all_signal_action",
+        "signal, args": "all_signal_args",
+    }
+    rows = []
+    for setting in dict.fromkeys((line["regime"], line["mode"], line["steps"]) for line in lines):
+        here = [line for line in lines if (line["regime"], line["mode"], line["steps"]) == setting]
+        values = [", ".join(f"{line[key]:.2f}" for line in here) for key in shown_as.values()]
+        rows.append([f"{setting[0]}, {setting[1]}", str(setting[2]), *values])
+    return markdown(["setting", "steps", *shown_as], rows)
+
+
 def regime_table(lines: Sequence[Line], pairs: Sequence[tuple[str, str]], value: str) -> str:
     """One row a setting: the paired difference of each (arm, control)."""
     rows = []

@@ -43,6 +43,7 @@ REGIMES: Mapping[str, Task] = {
     "many actions": Task(actions=16, cues=16),
     "wide": Task(width=64, mlp=128),
     "deep prefix": Task(filler=24),
+    "shared tokens": Task(shared=True),
 }
 NOTHING = Statistic("hidden", lambda channel: channel)
 """Adapters have no activations to choose by: their row function reports zeros."""

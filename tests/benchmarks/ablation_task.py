@@ -34,6 +34,8 @@ class Task:
     modifiers: int = 4
     filler: int = 0
     """Tokens without meaning in front of the cue: the depth of the shared prefix."""
+    shared: bool = False
+    """Actions are named by the tokens of the symbols, so that only its place tells what a token means."""
     width: int = 32
     mlp: int = 64
     layers: int = 2
@@ -49,7 +51,7 @@ class Task:
 
     @property
     def first_action(self) -> int:
-        return self.first_modifier + self.modifiers
+        return FIRST_SYMBOL if self.shared else self.first_modifier + self.modifiers
 
     @property
     def output(self) -> int:
@@ -60,7 +62,7 @@ class Task:
     def model(self) -> DecoderConfig:
         """The policy."""
         return DecoderConfig(
-            vocab_size=self.first_action + self.actions,
+            vocab_size=self.first_modifier + self.modifiers + (0 if self.shared else self.actions),
             hidden_size=self.width,
             layers=self.layers,
             heads=2,
