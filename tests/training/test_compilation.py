@@ -35,7 +35,9 @@ def bytes_of_a_gradient(options: dict[str, str]) -> int:
     row_fn = decoder_row_fn(MODEL, temperature=1.0, implementation="blockwise", remat="full", collect=None)
     params = jax.eval_shape(lambda: init_params(MODEL, jax.random.key(0)))
     gradient = jax.grad(lambda params: row_fn(params, row()).logp.sum())
-    return jax.jit(gradient, compiler_options=options).lower(params).compile().memory_analysis().temp_size_in_bytes
+    found = jax.jit(gradient, compiler_options=options).lower(params).compile().memory_analysis()
+    assert found is not None
+    return found.temp_size_in_bytes
 
 
 def test_recomputed_layers_are_not_all_in_memory_at_once() -> None:
