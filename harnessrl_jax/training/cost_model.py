@@ -165,8 +165,11 @@ LOGITS = 3
 def row_activations(config: DecoderConfig, work: Work, tensor: int, context: int) -> float:
     """Numbers that a device keeps of one row from the forward to the backward pass, and while one layer goes back.
 
-    With remat this is what accelerators promise. XLA for CPU is free to compute several layers again at the same time,
-    and does where memory does not force it not to.
+    With remat this holds for a compiler that computes one layer again at a time. XLA for CPU does so only with
+    `step_compiler_options`; with its own order no recomputation saves memory. Of a plain step of 4 layers of width 128
+    with them, the whole forecast was 0.87 (dense, full), 1.10 (dense, attention), 1.27 (dense, dots), 0.96 (blockwise,
+    full), 0.98 (blockwise, attention) and 1.21 (blockwise, dots) of what the compiler reserved. Not compared: CAPO with
+    remat, larger models, other platforms.
     """
     slots, hidden = work.slots / context, config.hidden_size
     q, kv = (heads * config.head_dim / tensor for heads in (config.heads, config.kv_heads))

@@ -29,7 +29,7 @@ from agent_shapes import SHAPES, Shape, chains, each_alone, group, shrunk
 
 from harnessrl_jax.attention.plan import BLOCK
 from harnessrl_jax.models import DecoderConfig, init_params
-from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step
+from harnessrl_jax.training import Policy, decoder_row_fn, init_state, make_optimizer, make_step, step_compiler_options
 from harnessrl_jax.trajectories import CreditedCalls, PackedBatch, group_trees, pack
 
 MODEL = DecoderConfig(
@@ -116,7 +116,8 @@ def compiled_step(model: DecoderConfig, batch: PackedBatch) -> Callable[[], Any]
     row_fn = decoder_row_fn(model, temperature=1.0, implementation="blockwise", remat="attention", collect=None)
     state = init_state(jax.jit(init_params, static_argnums=0)(model, jax.random.key(0)), optimizer, objective)
     arguments = (state, batch, jnp.int32(len(batch.token)))
-    compiled = jax.jit(make_step(row_fn, optimizer, objective, micro_rows=1)).lower(*arguments).compile()
+    step = make_step(row_fn, optimizer, objective, micro_rows=1)
+    compiled = jax.jit(step, compiler_options=step_compiler_options()).lower(*arguments).compile()
     return lambda: compiled(*arguments)
 
 
