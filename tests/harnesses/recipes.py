@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 TASK = "Run one shell command with your tool, then say what it printed."
+# What is asked once the history is long enough to be summarised; the scripted model then calls no tool.
+AFTERWARDS = "Answer without a tool: is anything left to do?"
 
 
 class Place(NamedTuple):
@@ -132,6 +134,12 @@ def _codex(place: Place) -> list[list[str]]:
     return [["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *given, "--json", TASK]]
 
 
+def _codex_compact(place: Place) -> list[list[str]]:
+    [first] = _codex(place)
+    options = first[1:-2]
+    return [first, ["exec", *options, "-c", "model_auto_compact_token_limit=100", "resume", "--last", AFTERWARDS]]
+
+
 def _opencode(place: Place) -> dict[pathlib.Path, str]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -158,6 +166,11 @@ def _pi(place: Place) -> dict[pathlib.Path, str]:
         "models": [model | {"name": "policy", "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}],
     }
     return {place.home / ".pi/agent/models.json": json.dumps({"providers": {"local": provider}})}
+
+
+def _pi_compact(place: Place) -> dict[pathlib.Path, str]:
+    settings = {"compaction": {"enabled": True, "reserveTokens": 199_900, "keepRecentTokens": 1}}
+    return _pi(place) | {place.home / ".pi/agent/settings.json": json.dumps(settings)}
 
 
 def _qwen(place: Place) -> dict[pathlib.Path, str]:
@@ -193,6 +206,7 @@ ALL: dict[str, Recipe] = {
         ],
     ),
     "codex": npm("@openai/codex", "codex", arguments=_codex),
+    "codex-compact": npm("@openai/codex", "codex", arguments=_codex_compact, compacts=True),
     "opencode": npm(
         "opencode-ai", "opencode", files=_opencode,
         environment=lambda place: _OPENCODE,
@@ -212,6 +226,14 @@ ALL: dict[str, Recipe] = {
         "@mariozechner/pi-coding-agent", "pi", files=_pi,
         environment=lambda place: {"PI_OFFLINE": "1"},
         arguments=lambda place: [["-p", "--provider", "local", "--model", "policy", TASK]],
+    ),
+    "pi-compact": npm(
+        "@mariozechner/pi-coding-agent", "pi", files=_pi_compact, compacts=True,
+        environment=lambda place: {"PI_OFFLINE": "1"},
+        arguments=lambda place: [
+            ["-p", "--provider", "local", "--model", "policy", TASK],
+            ["-c", "-p", "--provider", "local", "--model", "policy", AFTERWARDS],
+        ],
     ),
     "cline": npm(
         "cline", "cline",

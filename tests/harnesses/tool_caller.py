@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from recipes import AFTERWARDS
 
 from harnessrl_jax import config
 from harnessrl_jax.gateway import TextCodec
@@ -83,7 +84,7 @@ def reply(prompt: str) -> str:
     done = "<tool_response>" in after or "Calling tools:" in after
     if _SUMMARISE.search(after.rpartition("<|im_start|>user")[2]):
         return SUMMARY
-    if not tools:
+    if not tools or AFTERWARDS in after.rpartition("<|im_start|>user")[2]:
         return FINAL
     given = _DELEGATE.search(after)
     delegate = next((name for name in tools if name.lower() in _DELEGATES), None)
