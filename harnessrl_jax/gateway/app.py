@@ -144,7 +144,7 @@ class _Endpoints(NamedTuple):
         self, request: Request, rollout: OpenRollout, dialect: Dialect, started_s: float
     ) -> tuple[Envelope, exchange.Request]:
         if rollout.closed:
-            rollout.counts["late"] += 1
+            rollout.count("late")
             raise closed(rollout)
         body = await body_of(request, self.max_body_bytes)
         wanted = dialect.parse(body)
@@ -177,7 +177,7 @@ class _Endpoints(NamedTuple):
         elif isinstance(first, Delta):
             head = first.head
         elif dialect.refuses_in_stream(first):
-            rollout.counts[f"refused/{first.code}"] += 1
+            rollout.count(f"refused/{first.code}")
         else:
             raise first
         settle = lambda answer, delivered: self.gateway.settle(rollout, answer, delivered)

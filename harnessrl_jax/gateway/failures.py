@@ -28,7 +28,7 @@ def counted(rollout: OpenRollout) -> Iterator[None]:
     except Exception as error:
         refusal = refusal_of(error)
         if refusal.code not in ("rollout_closed", "internal_error", "store_failed"):
-            rollout.counts[f"refused/{refusal.code}"] += 1
+            rollout.count(f"refused/{refusal.code}")
         raise refusal from error
 
 

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harnessrl_jax.errors import GatewayError
@@ -15,6 +16,7 @@ from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.turns import Turns
 
 _DEFAULT_LIMITS = Limits()
+REMEMBERED = 1024  # closed rollouts that are still known, so that a harness that goes on is told why it may not
 
 
 class Endpoint(NamedTuple):
@@ -24,13 +26,22 @@ class Endpoint(NamedTuple):
     api_key: str
 
 
+@dataclass(slots=True)
+class Totals:
+    """What happened in all rollouts together, those that are forgotten included."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    """Sampled ones."""
+
+
 class OpenRollout:
     """One attempt of a rollout, while its harness runs. Its mutable fields belong to the gateway's event loop.
 
     Attributes:
       counts: what happened: `calls`, `waited`, `finish/...`, `parse/...`, `rewrite/...`, `refused/CODE`,
-        `late`, `delivered`, `undelivered`, `failed`.
-      budget: what it has used.
+        `late`, `delivered`, `undelivered`, `failed`; `count` adds to them.
+      budget: what it has used; `spend` adds sampled tokens.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class OpenRollout:
         limits: Limits,
         life: int,
         secret: str,
+        totals: Totals,
     ) -> None:
         self.run_id = run_id
         self.task_id = task_id
@@ -59,6 +71,7 @@ class OpenRollout:
         self.turns = Turns()
         self.counts: Counter[str] = Counter()
         self.repetitions: Counter[tuple[str, bytes]] = Counter()
+        self._totals = totals
         self._secret = secret.encode()
         self._gate = threading.Condition()
         self._closed = False
@@ -72,6 +85,16 @@ class OpenRollout:
     def closed(self) -> bool:
         """Whether the rollout's calls are frozen."""
         return self._closed
+
+    def count(self, event: str, number: int = 1) -> None:
+        """Notes that something happened `number` times."""
+        self.counts[event] += number
+        self._totals.counts[event] += number
+
+    def spend(self, tokens: int) -> None:
+        """Notes sampled tokens."""
+        self.budget.tokens += tokens
+        self._totals.tokens += tokens
 
     def begin_reply(self) -> bool:
         """Asks to store and send a sampled reply; False if the rollout was closed meanwhile. Pair with `end_reply`."""
@@ -121,7 +144,9 @@ class Rollouts:
         self._store = store
         self._base_url = base_url.rstrip("/")
         self._make_secret = make_secret
-        self._known: dict[tuple[str, str, int], OpenRollout] = {}
+        self._totals = Totals()
+        self._open: dict[tuple[str, str, int], OpenRollout] = {}
+        self._closed: dict[tuple[str, str, int], OpenRollout] = {}  # the latest ones, oldest first
         self._opening: set[tuple[str, str, int]] = set()
         self._gate = threading.Lock()
 
@@ -147,8 +172,7 @@ class Rollouts:
         """
         key = (check_name("run_id", run_id), check_name("rollout_id", rollout_id), attempt)
         with self._gate:
-            known = self._known.get(key)
-            if key in self._opening or (known is not None and not known.closed):
+            if key in self._opening or key in self._open:
                 raise GatewayError(f"Rollout {rollout_id!r}, attempt {attempt}, is open already; close it first.")
             self._opening.add(key)
         secret = self._make_secret()
@@ -165,9 +189,11 @@ class Rollouts:
                 limits=limits,
                 life=self._store.open_attempt(rollout_id, attempt),
                 secret=secret,
+                totals=self._totals,
             )
             with self._gate:
-                self._known[key] = opened
+                self._open[key] = opened
+                self._closed.pop(key, None)
         finally:
             with self._gate:
                 self._opening.discard(key)
@@ -183,18 +209,28 @@ class Rollouts:
           timeout_s: how long to wait for replies that are on their way.
 
         Returns:
-          What happened, counted; see `OpenRollout.counts`. Later calls of the harness get 409 and count as `late`.
+          What happened, counted; see `OpenRollout.counts`. Later calls of the harness get 409 and count as `late`, as
+          long as the rollout is among the last 1024 that were closed, and 404 after that.
 
         Raises:
           GatewayError: no such rollout, or replies are stuck.
           StoreError: the store cannot be written.
         """
-        rollout = self._known.get((run_id, rollout_id, attempt))
+        key = run_id, rollout_id, attempt
+        rollout = self._get(key)
         if rollout is None:
-            raise GatewayError(f"Rollout {rollout_id!r}, attempt {attempt}, was never opened here.")
+            raise GatewayError(
+                f"Rollout {rollout_id!r}, attempt {attempt}, is not known here: it was never opened, or it was closed "
+                f"before the last {REMEMBERED} that were. Close a rollout once, with the names it was opened with."
+            )
         rollout.freeze(timeout_s)
         self._store.flush()
         rollout.forget()
+        with self._gate:
+            if self._open.get(key) is rollout:
+                self._closed[key] = self._open.pop(key)
+                while len(self._closed) > REMEMBERED:
+                    del self._closed[next(iter(self._closed))]
         return Counter(rollout.counts)
 
     def find(self, run_id: str, rollout_id: str, attempt: str, secret: str | None) -> OpenRollout:
@@ -204,7 +240,7 @@ class Rollouts:
           Refusal: 404 for an unknown rollout, 401 for a wrong key.
         """
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else -1
-        rollout = self._known.get((run_id, rollout_id, number))
+        rollout = self._get((run_id, rollout_id, number))
         if rollout is None:
             raise Refusal(
                 f"No rollout {rollout_id!r}, attempt {attempt!r}, of run {run_id!r} is known here. Use the base URL "
@@ -222,15 +258,16 @@ class Rollouts:
 
     def counts(self) -> Counter[str]:
         """What happened in all rollouts together."""
-        total: Counter[str] = Counter()
-        for rollout in list(self._known.values()):
-            total.update(rollout.counts)
-        return total
+        return Counter(self._totals.counts)
 
     def sampled_tokens(self) -> int:
         """Tokens sampled in all rollouts together."""
-        return sum(rollout.budget.tokens for rollout in list(self._known.values()))
+        return self._totals.tokens
 
     def open_count(self) -> int:
         """How many rollouts may call the model."""
-        return sum(not rollout.closed for rollout in list(self._known.values()))
+        return len(self._open)
+
+    def _get(self, key: tuple[str, str, int]) -> OpenRollout | None:
+        with self._gate:
+            return self._open.get(key) or self._closed.get(key)

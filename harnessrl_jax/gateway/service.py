@@ -87,10 +87,10 @@ class Gateway:
           TextError: the template refuses the messages.
         """
         if rollout.budget.full:
-            rollout.counts["waited"] += 1
+            rollout.count("waited")
         async with rollout.budget.lane():
             if rollout.closed:
-                rollout.counts["late"] += 1
+                rollout.count("late")
                 raise closed(rollout)
             return await self._answer(rollout, envelope, request, on_text)
 
@@ -103,7 +103,8 @@ class Gateway:
         room = room_for(self.policy, request, len(prompt.ids), rollout.budget.room(request.n))
         grammar = self._grammars.of(request.constraint, request.tools, opened=self._reader.opened(prompt.ids))
         seq = rollout.budget.take(request.n)
-        rollout.counts.update([f"rewrite/{reason}" for reason in prompt.rewrites])
+        for reason in prompt.rewrites:
+            rollout.count(f"rewrite/{reason}")
         ids = np.array(prompt.ids, np.int32)
         names = self._names(rollout, envelope.seed_name, ids, request.n)
         keys = tuple(CallKey(rollout.rollout_id, rollout.attempt, rollout.life, name.call_id) for name in names)
@@ -122,9 +123,9 @@ class Gateway:
         except BaseException as error:
             # Cancelled or broken, an intent must not look as if its process had died.
             self._store.settle(keys, "failed", f"{type(error).__name__}: {error}")
-            rollout.counts["failed"] += len(keys)
+            rollout.count("failed", len(keys))
             raise
-        rollout.budget.tokens += sum(len(sample.output_ids) for sample in samples)
+        rollout.spend(sum(len(sample.output_ids) for sample in samples))
         await self._commit(rollout, [one.call for one in captured])
         _remember(rollout, messages, head, captured)
         return Answer(_reply(head, captured), keys)
@@ -142,7 +143,7 @@ class Gateway:
     def settle(self, rollout: OpenRollout, answer: Answer, delivered: bool) -> None:
         """Notes whether the reply went out whole. Exactly once per answer."""
         self._store.settle(answer.keys, "delivered" if delivered else "undelivered")
-        rollout.counts["delivered" if delivered else "undelivered"] += len(answer.keys)
+        rollout.count("delivered" if delivered else "undelivered", len(answer.keys))
         rollout.end_reply()
 
     def _messages(self, rollout: OpenRollout, request: Request) -> Sequence[Message]:
@@ -180,7 +181,7 @@ class Gateway:
     async def _commit(self, rollout: OpenRollout, calls: list[Call]) -> None:
         """Puts sampled calls on disk; from here on the rollout waits for the reply to be settled."""
         if not rollout.begin_reply():
-            rollout.counts["late"] += len(calls)
+            rollout.count("late", len(calls))
             await self._store.sampled(rollout.life, calls, "late")
             raise closed(rollout)
         try:
@@ -214,7 +215,8 @@ def _remember(rollout: OpenRollout, messages: Sequence[Message], head: Head, cap
             stopped_by=choice.stopped_by,
         )
         rollout.turns.add(turn)
-        rollout.counts.update(["calls", f"finish/{call.finish}", f"parse/{call.parse_status}"])
+        for event in ("calls", f"finish/{call.finish}", f"parse/{call.parse_status}"):
+            rollout.count(event)
         if head.request.resumable:
             rollout.turns.keep(call.call_id, [*messages[head.request.lead :], echo_of(turn)])
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from harnessrl_jax.errors import GatewayError, SamplerError
-from harnessrl_jax.gateway import Limits
+from harnessrl_jax.gateway import Limits, registry
 
 ASK = [{"role": "user", "content": "Hi"}]
 
@@ -202,13 +202,38 @@ def test_a_rollout_is_opened_once_at_a_time(house):
         h.open()
     with pytest.raises(GatewayError, match=r"rollout_id is 'a/b'; it becomes part of a URL"):
         h.open("a/b")
-    with pytest.raises(GatewayError, match=r"Rollout 'r7', attempt 0, was never opened here"):
+    with pytest.raises(GatewayError, match=r"Rollout 'r7', attempt 0, is not known here: it was never opened"):
         h.rollouts.close("run", "r7", 0)
     h.post({"messages": ASK})
     h.rollouts.close("run", "r0", 0)
     again = h.open()
     assert again.api_key != h.endpoint.api_key
     assert h.calls() == []
+
+
+def test_rollouts_closed_long_ago_are_forgotten_but_what_they_did_is_not(house, monkeypatch):
+    """Memory does not grow with the rollouts of a run."""
+    monkeypatch.setattr(registry, "REMEMBERED", 2)
+    h = house(lambda prompt: "Yes.")
+    names = ["r0", "r1", "r2", "r3"]
+    endpoints = [h.endpoint, *map(h.open, names[1:])]
+    for h.endpoint in endpoints:
+        assert h.post({"messages": ASK}).status_code == 200
+    for name in names:
+        assert h.rollouts.close("run", name, 0)["calls"] == 1
+    late = []
+    for h.endpoint in endpoints:
+        response = h.post({"messages": ASK})
+        late.append((response.status_code, error_of(response)["code"]))
+    assert late == [(404, "rollout_not_found")] * 2 + [(409, "rollout_closed")] * 2
+    assert {event: h.rollouts.counts()[event] for event in ("calls", "late")} == {"calls": 4, "late": 2}
+    assert h.rollouts.sampled_tokens() == sum(
+        len(kept.call.output_ids) for name in names for kept in h.store.calls(name, 0)
+    )
+    assert h.rollouts.open_count() == 0
+    assert h.rollouts.close("run", "r3", 0)["late"] == 1
+    with pytest.raises(GatewayError, match=r"Rollout 'r0', attempt 0, is not known here: it was never opened, or"):
+        h.rollouts.close("run", "r0", 0)
 
 
 def test_health_needs_no_key(shared_house):
