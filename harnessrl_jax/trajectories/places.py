@@ -56,6 +56,7 @@ class _Walk:
         self._heads: dict[tuple[tuple[str, str], str, str], int] = {}  # thread, instructions, tools -> conversation
         self._asked: dict[tuple[tuple[str, str], str, bytes], int] = {}  # thread, session, prompt -> first call
         self._waiting: dict[int, int] = {}  # conversation -> its last call, if that waits for results of tool calls
+        self._made: dict[str, list[int]] = {}  # thread that a header names -> its calls that made tool calls
         self._sessions: list[int] = []
         self._own: dict[tuple[str, str], Conversations] = {}
         self._all = Conversations()
@@ -70,6 +71,9 @@ class _Walk:
         self._waiting.pop(place.session, None)
         if call.tool_calls:
             self._waiting[place.session] = number
+            claim = self._known.said[number]
+            if claim is not None:
+                self._made.setdefault(claim.thread, []).append(number)
         self._sessions.append(place.session)
         for conversations in self._of(number):
             conversations.add_call(number, call)
@@ -215,7 +219,8 @@ class _Walk:
         waiting = [other for other in self._waiting.values() if known.calls[other].seq < call.seq]
         parent = claim.parent if claim is not None and claim.subagent else None
         parents = [other for other in waiting if parent is not None and _is(known.said[other], parent)]
-        opener = find_opener(asked, [known.calls[i] for i in waiting], [known.calls[i] for i in parents])
+        made = [] if parent is None else [i for i in self._made.get(parent, ()) if known.calls[i].seq < call.seq]
+        opener = find_opener(asked, *([known.calls[i] for i in numbers] for numbers in (waiting, parents, made)))
         return Place("opens", number, None, None, () if opener is None else (opener,))
 
     def _read_fresh(self) -> None:

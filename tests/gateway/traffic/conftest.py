@@ -72,12 +72,16 @@ def answers(requests):
     """The turn that each request was answered with, as a later request shows it; None where none does.
 
     A request that goes on from another begins with its messages. A turn that stands elsewhere, because the history was
-    summed up, is taken for the latest answer that nothing else shows.
+    summed up, is taken for the latest answer that nothing else shows. What stood in a prompt before was not sampled for
+    it: some harnesses begin with a turn that they wrote themselves.
     """
     found = [conversation(request) for request in requests]
     out = [next(_answers_to(here, found[at + 1 :]), None) for at, here in enumerate(found)]
+    seen = []
     for at, here in enumerate(found):
-        for message in here[1] if here else ():
+        fresh = [message for message in here[1] if message not in seen] if here else []
+        seen += fresh
+        for message in fresh:
             if message["role"] == "assistant" and not any(message == known for known in out if known):
                 open_still = [i for i in range(at) if found[i] and found[i][0] == here[0] and out[i] is None]
                 if open_still:

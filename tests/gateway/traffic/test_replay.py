@@ -1,6 +1,6 @@
 """Everything that real harnesses sent, through the whole gateway: all of it is served, and every turn is found again.
 
-`tests/data/harness_traffic` holds the requests of 34 set-ups as they reached a server on loopback, in three dialects.
+`tests/data/harness_traffic` holds the requests of 36 set-ups as they reached a server on loopback, in three dialects.
 Long texts are replaced by a hash and a length, so that equal texts are still equal; headers are those that attribute a
 call; the tool definitions of a file are listed once. `expected.json` says what each must give, and what reading the
 requests shows.
@@ -157,6 +157,14 @@ def test_sub_agents_that_run_at_the_same_time_are_kept_apart(replayed, recorded,
     expected = {key: value for key, value in EXPECTED[name].items() if key != "read"}
     assert summary(lineage, packed(lineage).report.targets_used) == expected
     assert [kept.notes["rewrites"] for kept in out.kept] == [[]] * len(out.kept)
+
+
+@pytest.mark.parametrize("name", ["claude-code-subagents", "codex-subagents", "opencode-subagents", "qwen-subagents"])
+def test_a_sub_agent_is_opened_by_the_call_that_asked_for_it(replayed, codec, name):
+    """With headers or without, and also where another call waits for the sub-agent."""
+    live = [linked for linked in lineage_of(replayed(name), codec.decode).calls if linked.state == "live"]
+    opened = {linked.opened_by for linked in live if linked.link == "opens"}
+    assert opened == {None, live[0].call.call_id}
 
 
 def test_the_same_recording_gives_the_same_records(replayed, replay_again, tmp_path):

@@ -87,6 +87,19 @@ def test_a_call_that_has_its_results_opens_nothing_more(wire, toy):
     assert wire.places()["a1"].opened_by is None
 
 
+def test_a_sub_agent_that_was_only_started_is_opened_by_the_call_that_started_it(wire, toy):
+    """Codex gives the name of the sub-agent at once, and another call waits for it."""
+    boss, worker, main = toy.chat("Lead.", ("spawn", "wait")), toy.chat("Work.", ("bash",)), codex("s1")
+    spawn, wait = ("k1", "spawn", f'{{"message": "{SUB}"}}'), ("k2", "wait", '{"targets": ["the second one"]}')
+    wire.ask("m1", boss.body("Capital of France?"), "", [spawn], headers=main)
+    so_far = ("Capital of France?", toy.said("", spawn), toy.result("k1", "a1"))
+    wire.ask("m2", boss.body(*so_far), "", [wait], headers=main)
+    wire.ask("a1", worker.body(SUB), "Paris.", headers=codex("a1", "s1"))
+    wire.ask("b1", worker.body("Something else."), "Yes.", headers=codex("a2", "s1"))
+    places = wire.places()
+    assert [places[name].opened_by for name in ("a1", "b1")] == ["m1", "m2"]
+
+
 def test_the_same_answer_of_two_sub_agents_is_not_confused(wire, toy):
     worker = toy.chat("Work.", ("bash",))
     wire.ask("a1", worker.body(SUB), "On it.", headers=claude("a1"))
