@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
       commands: what to run, in order.
       environment: variables besides those of `quiet`.
       files: files to write first.
-      sessions: how many conversations there must be: 2 where a sub-agent does the work.
+      delegates: whether a sub-agent does the work.
       compacts: whether it replaces its history by a summary on the way.
     """
 
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
     commands: Callable[[Place], list[list[str]]]
     environment: Callable[[Place], dict[str, str]] = _nothing
     files: Callable[[Place], dict[pathlib.Path, str]] = _nothing
-    sessions: int = 1
+    delegates: bool = False
     compacts: bool = False
 
 
@@ -127,11 +127,11 @@ def _claude(place: Place) -> dict[str, str]:
     }
 
 
-def _codex(place: Place) -> list[list[str]]:
+def _codex(place: Place, task: str = TASK) -> list[list[str]]:
     provider = f'{{name="local",base_url="{place.url}/v1",env_key="OPENAI_API_KEY",wire_api="responses"}}'
     options = ["model=policy", "model_provider=local", f"model_providers.local={provider}", "analytics.enabled=false"]
     given = [part for option in options for part in ("-c", option)]
-    return [["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *given, "--json", TASK]]
+    return [["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *given, "--json", task]]
 
 
 def _codex_compact(place: Place) -> list[list[str]]:
@@ -174,11 +174,16 @@ def _pi_compact(place: Place) -> dict[pathlib.Path, str]:
 
 
 def _qwen(place: Place) -> dict[pathlib.Path, str]:
-    settings = {"telemetry": {"enabled": False}, "privacy": {"usageStatisticsEnabled": False}}
+    settings = {
+        "telemetry": {"enabled": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "memory": {"enableManagedAutoMemory": False},
+    }
     return {place.home / ".qwen/settings.json": json.dumps(settings)}
 
 
 _CLAUDE = ("--model", "policy", "--output-format", "json", "--allowedTools", "Bash")
+_QWEN = ("--auth-type", "openai", "--yolo")
 _OPENCODE = dict.fromkeys(
     ("OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_LSP_DOWNLOAD"), "1"
 )
@@ -194,7 +199,7 @@ ALL: dict[str, Recipe] = {
         arguments=lambda place: [["--bare", "-p", TASK, *_CLAUDE]],
     ),
     "claude-code-subagent": npm(
-        "@anthropic-ai/claude-code", "claude", environment=_claude, sessions=2,
+        "@anthropic-ai/claude-code", "claude", environment=_claude, delegates=True,
         arguments=lambda place: [["-p", f"Delegate to general-purpose: {TASK}", *_CLAUDE, "Agent", "Task"]],
     ),
     "claude-code-compact": npm(
@@ -206,6 +211,10 @@ ALL: dict[str, Recipe] = {
         ],
     ),
     "codex": npm("@openai/codex", "codex", arguments=_codex),
+    "codex-subagent": npm(
+        "@openai/codex", "codex", delegates=True,
+        arguments=lambda place: _codex(place, f"Delegate to default: {TASK}"),
+    ),
     "codex-compact": npm("@openai/codex", "codex", arguments=_codex_compact, compacts=True),
     "opencode": npm(
         "opencode-ai", "opencode", files=_opencode,
@@ -213,14 +222,28 @@ ALL: dict[str, Recipe] = {
         arguments=lambda place: [["run", "-m", "local/policy", TASK]],
     ),
     "opencode-subagent": npm(
-        "opencode-ai", "opencode", files=_opencode, sessions=2,
+        "opencode-ai", "opencode", files=_opencode, delegates=True,
         environment=lambda place: _OPENCODE,
         arguments=lambda place: [["run", "-m", "local/policy", f"Delegate to general: {TASK}"]],
     ),
     "qwen-code": npm(
         "@qwen-code/qwen-code", "qwen", files=_qwen,
         environment=lambda place: {"OPENAI_MODEL": "policy"},
-        arguments=lambda place: [["--auth-type", "openai", "--yolo", "-p", TASK]],
+        arguments=lambda place: [[*_QWEN, "-p", TASK]],
+    ),
+    "qwen-code-subagent": npm(
+        "@qwen-code/qwen-code", "qwen", files=_qwen, delegates=True,
+        environment=lambda place: {"OPENAI_MODEL": "policy"},
+        arguments=lambda place: [[*_QWEN, "-p", f"Delegate to general-purpose: {TASK}"]],
+    ),
+    "qwen-code-compact": npm(
+        "@qwen-code/qwen-code", "qwen", files=_qwen, compacts=True,
+        environment=lambda place: {"OPENAI_MODEL": "policy"},
+        arguments=lambda place: [
+            [*_QWEN, "-p", TASK],
+            [*_QWEN, "-c", "-p", "/compress"],
+            [*_QWEN, "-c", "-p", AFTERWARDS],
+        ],
     ),
     "pi": npm(
         "@mariozechner/pi-coding-agent", "pi", files=_pi,

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import recipes
@@ -29,7 +29,7 @@ from tool_caller import FINAL
 
 from harnessrl_jax.gateway import Store, StoredCall, TextCodec
 from harnessrl_jax.launch.doctor import audit
-from harnessrl_jax.trajectories import build_lineage
+from harnessrl_jax.trajectories import LinkedCall, build_lineage
 
 HERE = pathlib.Path(__file__).parent
 TIMEOUT_S = 420.0
@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     streamed: bool
     calls: int
     sessions: int
+    subagents: int
     compactions: int
     echo: str
     seconds: float
@@ -101,11 +102,12 @@ def run_all(folder: pathlib.Path, names: list[str]) -> tuple[dict[str, Outcome],
                 print(f"{name}: {outcomes[name].wrong or 'passed'}", file=sys.stderr, flush=True)
         with Store(run / "calls.sqlite", read_only=True) as store:
             stored = store.calls("served", 0)
-        linked = build_lineage([kept.call for kept in stored], TextCodec(pathlib.Path(scratch) / "model").decode).calls
+        decode = TextCodec(pathlib.Path(scratch) / "model").decode
         for name in names:
             kept = [one for one in stored if one.call.agent == name]
-            compactions = sum(one.call.agent == name and one.link == "continues" for one in linked)
-            outcomes[name] = judge(recipes.ALL[name], outcomes[name], kept, compactions)
+            # All harnesses get the same answers: what one was told must not look like something another quotes.
+            linked = build_lineage([one.call for one in kept], decode).calls if kept else ()
+            outcomes[name] = judge(recipes.ALL[name], outcomes[name], kept, linked)
         return outcomes, [f"{finding.rule}: {finding.where}: {finding.what}" for finding in audit(run).findings]
 
 
@@ -135,7 +137,7 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
     """Runs one harness in an empty home folder, with no environment but what its recipe names."""
     version = recipe.version(folder)
     if version is None:
-        return Outcome("", "", False, 0, 0, 0, "", 0.0, "not installed")
+        return Outcome("", "", False, 0, 0, 0, 0, "", 0.0, "not installed")
     work = home / "work"
     work.mkdir(parents=True)
     place = recipes.Place(folder, home, work, url, key)
@@ -159,20 +161,21 @@ def run_one(recipe: recipes.Recipe, folder: pathlib.Path, home: pathlib.Path, ur
             break
     if not wrong and FINAL not in said:
         wrong = f"did not show the answer; it said {said[-200:]!r}"
-    return Outcome(version, "", False, 0, 0, 0, "", time.monotonic() - started, wrong)
+    return Outcome(version, "", False, 0, 0, 0, 0, "", time.monotonic() - started, wrong)
 
 
-def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], compactions: int) -> Outcome:
-    """Adds what the store says of the harness's calls, and how many of them go on from a summary."""
+def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], linked: Sequence[LinkedCall]) -> Outcome:
+    """Adds what the store says of the harness's calls, and what the lineage says of its conversations."""
     calls = [one.call for one in kept]
     asked = {call.call_id for call in calls if call.tool_calls and call.delivered}
     found = asked & {name for one in kept for name in one.notes["spliced"]}
     rewrites = sorted({reason for one in kept for reason in one.notes["rewrites"]})
     echo = "sampled ids" if found else f"text, counted as {', '.join(rewrites)}" if rewrites else ""
     wrong = outcome.wrong or ("" if echo else "the turn with the tool call did not come back")
-    sessions = len({call.session_id for call in calls})
-    if not wrong and sessions < recipe.sessions:
-        wrong = f"its sub-agent was not told apart: {sessions} session"
+    subagents = sum(one.link == "opens" and one.opened_by is not None for one in linked)
+    compactions = sum(one.link == "continues" for one in linked)
+    if not wrong and recipe.delegates and not subagents:
+        wrong = "no conversation was seen to be opened by a tool call of another"
     if not wrong and recipe.compacts and not compactions:
         wrong = "no prompt was seen to go on from the summary"
     streamed = any(json.loads(call.request).get("stream") for call in calls)
@@ -180,7 +183,8 @@ def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], comp
         dialect=", ".join(sorted({call.dialect for call in calls})),
         streamed=streamed,
         calls=len(calls),
-        sessions=sessions,
+        sessions=len({one.session for one in linked if one.state == "live"}),
+        subagents=subagents,
         compactions=compactions,
         echo=echo,
         wrong=wrong,
@@ -193,7 +197,8 @@ def table(outcomes: dict[str, Outcome], findings: list[str], before: str) -> str
     for name, one in outcomes.items():
         streams = "yes" if one.streamed else "no"
         result = "passed" if not one.wrong else f"failed: {' '.join(one.wrong.split())[:120].replace('|', '/')}"
-        cells = (name, one.version, one.dialect, streams, one.calls, one.sessions, one.compactions, one.echo, result)
+        counted = (one.calls, one.sessions, one.subagents, one.compactions)
+        cells = (name, one.version, one.dialect, streams, *counted, one.echo, result)
         rows[name] = f"| {' | '.join(map(str, cells))} |"
     verdict = "; ".join(findings) if findings else "nothing is wrong"
     lines = [
@@ -203,10 +208,13 @@ def table(outcomes: dict[str, Outcome], findings: list[str], before: str) -> str
         "scripted: it calls one of the tools it is offered, then answers. *Passed* means that the harness ran the tool",
         "and showed the answer. *Echo* says how the turn with the tool call stood in the prompt of the next call: as",
         "the ids that were sampled, or as text that the harness wrote anew, which is counted and begins a branch.",
-        "*Compactions*: prompts in which a summary that was asked for before stands for the history.",
+        "*Sessions*: conversations whose calls are trained, as the lineage finds them; a summary that is asked for",
+        "with instructions of its own counts as one, a request for a title does not. *Sub-agents*: those of them that",
+        "a tool call of another opened. *Compactions*: prompts in which a summary that was asked for before stands for",
+        "the history.",
         "",
-        "| harness | version | dialect | streams | calls | sessions | compactions | echo | result |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| harness | version | dialect | streams | calls | sessions | sub-agents | compactions | echo | result |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(rows[name] for name in recipes.ALL if name in rows),
     ]
     return "\n".join([*lines, "", f"`doctor` on the store that holds the calls of the last run: {verdict}.", ""])

@@ -23,6 +23,8 @@ from harnessrl_jax.trajectories.records import LogpKind
 CONTEXT_TOKENS = 400_000
 COMMAND = "echo the-tool-was-run"
 FINAL = "The round trip is complete."
+# Without tools a harness asks for its own ends, mostly for a title.
+LABEL = "One shell command and what it printed"
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _SHELLS = (
     *("bash", "shell", "exec_command", "run_shell_command", "execute_command", "run_commands", "terminal"),
@@ -32,9 +34,12 @@ _SHELLS = (
 _ENDINGS = {"final_answer": "answer", "finish": "message", "attempt_completion": "result", "submit_and_exit": "result"}
 # A task that begins so is given to a sub-agent of that type, which gets the rest of it as its own task.
 _DELEGATE = re.compile(r"Delegate to (\S+): ([^\n<]+)")
-_DELEGATES = ("agent", "task")
+_DELEGATES = ("agent", "task", "spawn_agent")
+# Where a sub-agent is only started, another tool waits for it, by the name that starting it gave.
+_WAITS = "wait_agent"
+_AGENT_ID = re.compile(r"agent_id\W+([\w-]+)")
 # What harnesses ask for when they replace a history by its summary, and what they get.
-_SUMMARISE = re.compile(r"(?i)\b(?:create|provide|write)\b[^.\n]{0,60}\bsummary\b")
+_SUMMARISE = re.compile(r"(?i)\b(?:create|provide|write)\b[^.\n]{0,60}\bsummary\b|generate the <state_snapshot>")
 SUMMARY = (
     "The user wanted one shell command to be run with the tool. The command was run, and what it printed was told to "
     "the user. No file was changed, and there is nothing left to do of what was asked so far."
@@ -82,14 +87,16 @@ def reply(prompt: str) -> str:
     tools = offered(prompt)
     after = prompt.rpartition("</tools>")[2]
     done = "<tool_response>" in after or "Calling tools:" in after
-    if _SUMMARISE.search(after.rpartition("<|im_start|>user")[2]):
+    last = after.rpartition("<|im_start|>user")[2]
+    if _SUMMARISE.search(last) or (not tools and "summar" in last.lower()):
         return SUMMARY
-    if not tools or AFTERWARDS in after.rpartition("<|im_start|>user")[2]:
+    if not tools:
+        return LABEL
+    if AFTERWARDS in last:
         return FINAL
     given = _DELEGATE.search(after)
-    delegate = next((name for name in tools if name.lower() in _DELEGATES), None)
-    if not done and given and delegate:
-        return call(delegate, {"description": "one command", "prompt": given[2], "subagent_type": given[1]})
+    if given and (delegated := delegation(tools, given, after)):
+        return delegated
     if not done:
         name = next((name for wanted in _SHELLS for name in tools if name.lower().endswith(wanted)), next(iter(tools)))
         return call(name, arguments(tools[name], "hello"))
@@ -99,6 +106,21 @@ def reply(prompt: str) -> str:
     if _SUBMIT in prompt:
         return call("bash", {"command": f"echo {_SUBMIT}; echo '{FINAL}'"})
     return FINAL
+
+
+def delegation(tools: dict[str, Any], given: re.Match[str], after: str) -> str | None:
+    """The call that hands the task to a sub-agent, or that waits for one; None where neither is left to do."""
+    by_last_name = {re.split(r"\W|__", name.lower())[-1]: name for name in tools}
+    results = after.count("<tool_response>")
+    delegate = next((by_last_name[name] for name in _DELEGATES if name in by_last_name), None)
+    if results == 0 and delegate and "message" in tools[delegate].get("properties", {}):
+        return call(delegate, {"message": given[2]})
+    if results == 0 and delegate:
+        return call(delegate, {"description": "one command", "prompt": given[2], "subagent_type": given[1]})
+    started = _AGENT_ID.search(after.rpartition("<tool_response>")[2])
+    if results == 1 and _WAITS in by_last_name and started:
+        return call(by_last_name[_WAITS], {"targets": [started[1]]})
+    return None
 
 
 def offered(prompt: str) -> dict[str, Any]:
