@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from harnessrl_jax.attention.plan import tile_key
+from harnessrl_jax.attention.plan import tile_full, tile_key
 
 MASKED = -1e30  # score of a pair that is not visible
 FLOOR = -1e29  # least running maximum: exp(MASKED - FLOOR) is exactly 0, also in a tile without a visible pair
@@ -54,7 +54,7 @@ def forward(
         def tile(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, out = carry
             j = tile_key(by_query[n])
-            scores = masked_scores(qi, keys[j], places_i, bounds[j])
+            scores = masked(product(qi, keys[j]), places_i, bounds[j], tile_full(by_query[n]))
             new_top = jnp.maximum(top, scores.max(-1))
             weights = jnp.exp(scores - new_top[..., None])
             shrink = jnp.exp(top - new_top)
@@ -117,7 +117,8 @@ def backward(
         def tile(n: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             dq, dk_t, dv_t = carry
             j = tile_key(by_query[n])
-            weights = jnp.exp(masked_scores(qi, keys_t[j], places_i, bounds[j]) - logsum_i)
+            scores = masked(product(qi, keys_t[j]), places_i, bounds[j], tile_full(by_query[n]))
+            weights = jnp.exp(scores - logsum_i)
             d_scores = weights * (product(d_out_i, values_t[j]) - delta_i)
             weights, d_scores = weights.astype(q.dtype), d_scores.astype(q.dtype)
             dk_t = dk_t.at[j].add(product(qi_t, d_scores))
@@ -134,10 +135,18 @@ def backward(
     return unfold_queries(dq, q.shape), unfold_keys(dk_t, k), unfold_keys(dv_t, v)
 
 
-def masked_scores(qi: Array, keys_t: Array, places: Array, bounds: Array) -> Array:
-    """Scores of one tile [kv, group * block_q, block_k], MASKED where the pair is not visible."""
-    seen = seen_pairs(jnp.tile(places, qi.shape[-2] // places.shape[1])[..., None], bounds[:, None, :])
-    return jnp.where(seen[None], product(qi, keys_t), MASKED)
+def masked(scores: Array, places: Array, bounds: Array, full: Bool[Array, ""]) -> Array:
+    """The scores of one tile [kv, group * block_q, block_k], MASKED where the pair is not visible.
+
+    The branch is not only for the full tiles, which are left as they are: inside the loop, XLA for CPU computes the
+    comparisons with the bounds as it reads them, one pair at a time, which takes three times as long as the products.
+    """
+
+    def hidden(scores: Array) -> Array:
+        seen = seen_pairs(jnp.tile(places, scores.shape[1] // places.shape[1])[..., None], bounds[:, None, :])
+        return jnp.where(seen[None], scores, MASKED)
+
+    return lax.cond(full, lambda scores: scores, hidden, scores)
 
 
 def seen_pairs(places: Sequence[Array] | Array, bounds: Sequence[Array] | Array) -> Bool[Array, "rows columns"]:
