@@ -4,7 +4,7 @@ import jax
 import pytest
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # without __init__.py, a package lasts until the session ends
 def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield

@@ -109,14 +109,9 @@ def requests_of_every_kind(rng):
     ]
 
 
-def assert_same(sample, wanted, what=""):
-    """Two processes sample the same; their log-probabilities differ by rounding, as the processes' histories do."""
-    for name in ("output_ids", "versions"):
-        np.testing.assert_array_equal(getattr(sample, name), getattr(wanted, name), err_msg=f"{name} {what}")
-    for name in ("logps", "raw_logps", "survival"):
-        found, expected = getattr(sample, name), getattr(wanted, name)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=f"{name} {what}")
-    assert (sample.finish, sample.logp_kind) == (wanted.finish, wanted.logp_kind)
+def fields(sample):
+    arrays = sample.output_ids, sample.versions, sample.logps, sample.raw_logps, sample.survival
+    return [array.tolist() for array in arrays], sample.finish, sample.logp_kind
 
 
 def test_it_samples_what_the_sampler_in_this_process_samples(served, engine, params, vocabulary):
@@ -138,8 +133,7 @@ def test_it_samples_what_the_sampler_in_this_process_samples(served, engine, par
 
     samples = served(ask)
     assert told == {request.request_id: sample.output_ids.tolist() for request, sample in zip(requests, samples)}
-    for request, sample, wanted in zip(requests, samples, asyncio.run(here()), strict=True):
-        assert_same(sample, wanted, request.request_id)
+    assert list(map(fields, samples)) == list(map(fields, asyncio.run(here())))
     assert {sample.finish for sample in samples} == {"stop", "length"}
 
 
@@ -178,7 +172,7 @@ def test_weights_that_arrive_in_the_middle_of_streams(served, make_sampler, same
     assert any(0 < old[at] < 40 for at in met)
     for at in [0, *met]:
         request, sample = answers[at]
-        assert_same(sample, alone(same_sizes, request, params, other_params, old[at]), (at, old[at]))
+        assert fields(sample) == fields(alone(same_sizes, request, params, other_params, old[at])), (at, old[at])
     assert not (make_sampler.folder / "weights/version-000010").exists()
 
 
