@@ -5,7 +5,8 @@
 One optimiser step (clipped loss, AdamW) of the same model on the same targets, laid out in three ways that all use the
 same kernel: `trees` (each shared token once), `chains` (calls that continue one another merged, as other libraries do)
 and `calls` (each call a sequence of its own, packed first-fit-decreasing). CPU seconds, all threads, medians of
-interleaved repeats. Of a layout with many rows the first two are timed, scaled by operations, freed of their padding:
+interleaved repeats. Rows are as short as they can be without being more, so that little of them is padding. Of a layout
+with many rows the first two are timed, scaled by operations, freed of their padding:
 
     seconds = timed · (operations of all rows / of the timed rows) · (tokens in the timed rows / their slots)
 
@@ -19,7 +20,7 @@ layers + 6·hidden·vocabulary·targets. `limit` is operations / (matmul rate me
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,9 +91,18 @@ def visible_share(batch: PackedBatch) -> float:
     return np.where(used(batch), batch.position + 1.0, 0).sum() / tiles.sum() / BLOCK**2
 
 
+def shortest_rows(items: Sequence[Any], row_slots: int) -> int:
+    """The shortest rows, at most `row_slots` long, that are no more than the fewest."""
+    rows = lambda slots: pack(items, row_slots=slots, row_targets=slots, max_rows=512)[1].rows_used
+    sizes, fewest = [len(tree.token) for tree, _ in items], rows(row_slots)
+    least = -(-max(max(sizes), sum(sizes) // fewest) // ROUND) * ROUND
+    return next(slots for slots in range(least, row_slots + 1, ROUND) if rows(slots) == fewest)
+
+
 def layout(model: DecoderConfig, credited: CreditedCalls, row_slots: int) -> Layout:
     """Packs the calls."""
     items = group_trees(credited, loss_mean="rollout", row_slots=row_slots).items
+    row_slots = shortest_rows(items, row_slots)
     _, report = pack(items, row_slots=row_slots, row_targets=row_slots, max_rows=512)
     timed = min(report.rows_used, TIMED)
     most = -(-max(row.targets for row in report.rows) // ROUND) * ROUND
