@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt8, UInt32
 
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
@@ -165,6 +165,10 @@ class Engine:
         """Samples up to `steps` tokens of every active slot; one of a guided slot."""
         return generate(self.config, self.steps, params, state)
 
+    def experts(self, state: DecodeState, slot: int) -> UInt8[Array, "length layer active"]:
+        """The experts that the tokens of a slot went to; of a mixture."""
+        return experts(state, slot)
+
 
 @functools.partial(jax.jit, static_argnames=("config",))
 def restore(config: DecoderConfig, pages: Pages, page: Int[ArrayLike, " chunk"], count: Int[ArrayLike, ""]) -> Prefix:
@@ -270,6 +274,12 @@ def generate(config: DecoderConfig, steps: int, params: Params, state: DecodeSta
     return state, Block(data)
 
 
+@jax.jit
+def experts(state: DecodeState, slot: Int[ArrayLike, ""]) -> UInt8[Array, "length layer active"]:
+    """What every layer's cache holds of one slot's choices; anything beyond the tokens it has read."""
+    return jnp.stack([layer[slot] for layer in state.cache.experts], axis=1)
+
+
 def _step(
     config: DecoderConfig, params: Params, state: DecodeState, running: Bool[Array, " slot"]
 ) -> tuple[DecodeState, Int32[Array, "slot 4"]]:
@@ -282,8 +292,12 @@ def _step(
     remaining = asked.remaining - running
     stopped = (drawn.token[:, None] == asked.stop_ids).any(-1)
     active = state.active & ~(running & (stopped | (remaining <= 0)))
-    # The others are computed too; they write one place of their own cache, which is overwritten before it is read.
-    hidden, cache = models.extend(config, params, drawn.token[:, None], state.position, state.cache)
+    # What nothing follows is not read. The others are read with the rest at no cost; they write one place of their own
+    # cache, which is overwritten before it is read.
+    read = lambda cache: models.extend(config, params, drawn.token[:, None], state.position, cache)
+    skip = lambda cache: (state.hidden[:, None].astype(dtype), cache)
+    dtype = jax.eval_shape(read, state.cache)[0].dtype
+    hidden, cache = jax.lax.cond((running & active).any(), read, skip, state.cache)
     hidden = jnp.where(running[:, None], hidden[:, 0].astype(jnp.float32), state.hidden)
     position = state.position + (running & active)
     after = DecodeState(cache, hidden, position, active, asked._replace(remaining=remaining), state.words)

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.sampler import Engine, SampleRequest
+from harnessrl_jax.sampler import engine as functions
 from harnessrl_jax.sampler.batching import settings_of
 from harnessrl_jax.sampler.engine import NO_TOKEN
 
@@ -69,6 +72,29 @@ def test_a_slot_ends_after_a_stop_id(engine, params, read):
     state, block = sample(engine, params, prefix, 9, max_new_tokens=9, temperature=0.0, stop_ids=(95, first))
     assert np.asarray(block.data)[:, 0, 0].tolist() == [first, NO_TOKEN, NO_TOKEN]
     assert not state.active.any()
+
+
+def test_a_token_that_nothing_follows_is_not_read(engine, params, read, monkeypatch):
+    forward = []
+
+    def counted(*given):
+        jax.debug.callback(lambda: forward.append(None))
+        return extend(*given)
+
+    extend = models.extend
+    monkeypatch.setattr(models, "extend", counted)
+    generate = jax.jit(functools.partial(functions.generate.__wrapped__, engine.config, engine.steps))
+    state = engine.init_state()
+    prefix, _ = read(prompt_of(9))
+    for limits in ((1,), (1, 1), (3,), (1, 2)):
+        for slot, limit in enumerate(limits):
+            request = SampleRequest(prompt_ids=(0,), max_new_tokens=limit)
+            state = engine.insert(prefix, state, slot, 9, settings_of(request))
+        forward.clear()
+        state, block = generate(params, state)
+        jax.effects_barrier()
+        assert (np.asarray(block.data)[:, :, 0] != NO_TOKEN).sum() == sum(limits)
+        assert len(forward) == max(limits) - 1
 
 
 def test_the_last_place_of_a_slot_is_used(engine, params, read, one_pass):
