@@ -6,7 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
     Attributes:
       install: puts it below a folder; whether that worked.
       version: what is installed there, or None.
-      commands: what to run, in order.
+      commands: what to run, in order; each is asked for when those before it have ended.
       environment: variables besides those of `quiet`.
       files: files to write first.
       delegates: whether a sub-agent does the work.
@@ -44,7 +44,7 @@ class Recipe(NamedTuple):
 
     install: Callable[[pathlib.Path], bool]
     version: Callable[[pathlib.Path], str | None]
-    commands: Callable[[Place], list[list[str]]]
+    commands: Callable[[Place], Iterable[list[str]]]
     environment: Callable[[Place], dict[str, str]] = _nothing
     files: Callable[[Place], dict[pathlib.Path, str]] = _nothing
     delegates: bool = False
@@ -81,15 +81,15 @@ def npm(package: str, binary: str, **rest) -> Recipe:
         about = folder / "npm/node_modules" / package / "package.json"
         return json.loads(about.read_text())["version"] if about.exists() else None
 
-    def commands(place: Place) -> list[list[str]]:
+    def commands(place: Place) -> Iterable[list[str]]:
         program = str(place.folder / "npm/node_modules/.bin" / binary)
-        return [[program, *arguments] for arguments in tail(place)]
+        return ([program, *arguments] for arguments in tail(place))
 
     return Recipe(install, version, commands, **rest)
 
 
-def python(name: str, requirements: list[str], program: str, *, interpreter: str = "3.11", **rest) -> Recipe:
-    """A library from PyPI, in an environment of its own, with a short program of ours."""
+def python(name: str, requirements: list[str], program: str, *given: str, interpreter: str = "3.11", **rest) -> Recipe:
+    """A library from PyPI, in an environment of its own, with a short program of ours, which is given the arguments."""
     package = re.split(r"[\[=<>]", requirements[0])[0]
 
     def install(folder: pathlib.Path) -> bool:
@@ -108,7 +108,7 @@ def python(name: str, requirements: list[str], program: str, *, interpreter: str
     return Recipe(
         install,
         version,
-        lambda place: [[str(place.folder / "py" / name / "bin/python"), str(PROGRAMS / program)]],
+        lambda place: [[str(place.folder / "py" / name / "bin/python"), str(PROGRAMS / program), *given]],
         **rest,
     )
 
@@ -155,6 +155,16 @@ def _opencode(place: Place) -> dict[pathlib.Path, str]:
         "permission": "allow",
     }
     return {place.work / "opencode.json": json.dumps(document)}
+
+
+def _opencode_compact(place: Place) -> Iterable[list[str]]:
+    """A long task; then the model is said to have room for little more than what opencode says before any task."""
+    yield ["run", "-m", "local/policy", "Nothing of this matters for the task. " * 300 + TASK]
+    [(path, text)] = _opencode(place).items()
+    document = json.loads(text) | {"compaction": {"auto": True, "tail_turns": 0}}
+    document["provider"]["local"]["models"]["policy"]["limit"] = {"context": 22_000, "output": 2048}
+    path.write_text(json.dumps(document))
+    yield ["run", "-c", "-m", "local/policy", AFTERWARDS]
 
 
 def _pi(place: Place) -> dict[pathlib.Path, str]:
@@ -226,6 +236,11 @@ ALL: dict[str, Recipe] = {
         environment=lambda place: _OPENCODE,
         arguments=lambda place: [["run", "-m", "local/policy", f"Delegate to general: {TASK}"]],
     ),
+    "opencode-compact": npm(
+        "opencode-ai", "opencode", files=_opencode, compacts=True,
+        environment=lambda place: _OPENCODE,
+        arguments=_opencode_compact,
+    ),
     "qwen-code": npm(
         "@qwen-code/qwen-code", "qwen", files=_qwen,
         environment=lambda place: {"OPENAI_MODEL": "policy"},
@@ -271,6 +286,10 @@ ALL: dict[str, Recipe] = {
     "openhands": python(
         "openhands", ["openhands-sdk", "openhands-tools"], "openhands_agent.py", interpreter="3.12",
         environment=lambda place: _LITELLM,
+    ),
+    "openhands-compact": python(
+        "openhands", ["openhands-sdk", "openhands-tools"], "openhands_condenses.py", AFTERWARDS, interpreter="3.12",
+        environment=lambda place: _LITELLM, compacts=True,
     ),
     "openai-agents": python("openai-agents", ["openai-agents"], "openai_agents_chat.py"),
     "openai-agents-responses": python("openai-agents", ["openai-agents"], "openai_agents_responses.py"),

@@ -172,11 +172,15 @@ def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], link
     rewrites = sorted({reason for one in kept for reason in one.notes["rewrites"]})
     echo = "sampled ids" if found else f"text, counted as {', '.join(rewrites)}" if rewrites else ""
     wrong = outcome.wrong or ("" if echo else "the turn with the tool call did not come back")
-    subagents = sum(one.link == "opens" and one.opened_by is not None for one in linked)
-    compactions = sum(one.link == "continues" for one in linked)
+    goes_on = [one for one in linked if one.link == "continues"]
+    # A summary may quote the last call of the history without being what that call asked for.
+    summaries = {evidence.call_id for one in goes_on for evidence in one.evidence if evidence.kind == "quoted_answer"}
+    subagents = sum(
+        one.link == "opens" and one.opened_by is not None and one.call.call_id not in summaries for one in linked
+    )
     if not wrong and recipe.delegates and not subagents:
         wrong = "no conversation was seen to be opened by a tool call of another"
-    if not wrong and recipe.compacts and not compactions:
+    if not wrong and recipe.compacts and not goes_on:
         wrong = "no prompt was seen to go on from the summary"
     streamed = any(json.loads(call.request).get("stream") for call in calls)
     return outcome._replace(
@@ -185,7 +189,7 @@ def judge(recipe: recipes.Recipe, outcome: Outcome, kept: list[StoredCall], link
         calls=len(calls),
         sessions=len({one.session for one in linked if one.state == "live"}),
         subagents=subagents,
-        compactions=compactions,
+        compactions=len(goes_on),
         echo=echo,
         wrong=wrong,
     )

@@ -44,6 +44,8 @@ SUMMARY = (
     "The user wanted one shell command to be run with the tool. The command was run, and what it printed was told to "
     "the user. No file was changed, and there is nothing left to do of what was asked so far."
 )
+# The second is what opencode says after it has summed up.
+_NOTHING_LEFT = (AFTERWARDS, "Continue if you have next steps")
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -92,7 +94,7 @@ def reply(prompt: str) -> str:
         return SUMMARY
     if not tools:
         return LABEL
-    if AFTERWARDS in last:
+    if any(asked in last for asked in _NOTHING_LEFT):
         return FINAL
     given = _DELEGATE.search(after)
     if given and (delegated := delegation(tools, given, after)):
