@@ -192,6 +192,13 @@ def _qwen(place: Place) -> dict[pathlib.Path, str]:
     return {place.home / ".qwen/settings.json": json.dumps(settings)}
 
 
+def _cline(place: Place, task: str) -> list[list[str]]:
+    return [
+        ["auth", "-p", "openai", "-k", place.key, "-m", "policy", "-b", f"{place.url}/v1"],
+        ["-P", "openai", "-m", "policy", "--json", task],
+    ]
+
+
 _CLAUDE = ("--model", "policy", "--output-format", "json", "--allowedTools", "Bash")
 _QWEN = ("--auth-type", "openai", "--yolo")
 _OPENCODE = dict.fromkeys(
@@ -273,12 +280,10 @@ ALL: dict[str, Recipe] = {
             ["-c", "-p", "--provider", "local", "--model", "policy", AFTERWARDS],
         ],
     ),
-    "cline": npm(
-        "cline", "cline",
-        arguments=lambda place: [
-            ["auth", "-p", "openai", "-k", place.key, "-m", "policy", "-b", f"{place.url}/v1"],
-            ["-P", "openai", "-m", "policy", "--json", TASK],
-        ],
+    "cline": npm("cline", "cline", arguments=lambda place: _cline(place, TASK)),
+    "cline-subagent": npm(
+        "cline", "cline", delegates=True,
+        arguments=lambda place: _cline(place, f"Delegate to any: {TASK}"),
     ),
     "mini-swe-agent": python(
         "mini-swe-agent", ["mini-swe-agent"], "mini_swe.py", environment=lambda place: _LITELLM
@@ -286,6 +291,10 @@ ALL: dict[str, Recipe] = {
     "openhands": python(
         "openhands", ["openhands-sdk", "openhands-tools"], "openhands_agent.py", interpreter="3.12",
         environment=lambda place: _LITELLM,
+    ),
+    "openhands-subagent": python(
+        "openhands", ["openhands-sdk", "openhands-tools"], "openhands_delegates.py",
+        f"Delegate to general-purpose: {TASK}", interpreter="3.12", environment=lambda place: _LITELLM, delegates=True,
     ),
     "openhands-compact": python(
         "openhands", ["openhands-sdk", "openhands-tools"], "openhands_condenses.py", AFTERWARDS, interpreter="3.12",

@@ -115,10 +115,10 @@ def delegation(tools: dict[str, Any], given: re.Match[str], after: str) -> str |
     by_last_name = {re.split(r"\W|__", name.lower())[-1]: name for name in tools}
     results = after.count("<tool_response>")
     delegate = next((by_last_name[name] for name in _DELEGATES if name in by_last_name), None)
-    if results == 0 and delegate and "message" in tools[delegate].get("properties", {}):
-        return call(delegate, {"message": given[2]})
     if results == 0 and delegate:
-        return call(delegate, {"description": "one command", "prompt": given[2], "subagent_type": given[1]})
+        said = {"description": "one command", "subagent_type": given[1], "systemPrompt": "You run commands."}
+        said |= dict.fromkeys(("prompt", "message", "task"), given[2])
+        return call(delegate, {name: said[name] for name in tools[delegate].get("properties", {}) if name in said})
     started = _AGENT_ID.search(after.rpartition("<tool_response>")[2])
     if results == 1 and _WAITS in by_last_name and started:
         return call(by_last_name[_WAITS], {"targets": [started[1]]})
