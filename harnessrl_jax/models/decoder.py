@@ -70,14 +70,18 @@ class Decoder(nn.Module):
         return self.final_norm(x)
 
     def extend(
-        self, token: Int[Array, "slot new"], position: Int[Array, "slot new"], cache: tuple
-    ) -> tuple[Float[Array, "slot new hidden"], tuple]:
+        self,
+        token: Int[Array, "row new"],
+        position: Int[Array, "row new"],
+        cache: tuple,
+        slot: Int[Array, " row"] | None = None,
+    ) -> tuple[Float[Array, "row new hidden"], tuple]:
         """Normed hidden states of new tokens, and the per-layer (key, value) caches that now hold them."""
         rotary = rotary_angles(self.config, position)
         x = self.embed(token)
         filled = []
         for layer, old in zip(self.layers, cache, strict=True):
-            x, new = layer.extend(x, rotary, position, old)
+            x, new = layer.extend(x, rotary, position, old, slot)
             filled.append(new)
         return self.final_norm(x), tuple(filled)
 

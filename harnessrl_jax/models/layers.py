@@ -47,9 +47,14 @@ class Layer(nn.Module):
         return self.experts(x, chosen) if self.config.experts else self.mlp(x)
 
     def extend(
-        self, x: Float[Array, "slot new hidden"], rotary: Rotary, position: Int[Array, "slot new"], cache: tuple
-    ) -> tuple[Float[Array, "slot new hidden"], tuple]:
-        """The layer over new tokens of every slot, with their cache."""
-        out, cache = self.attn.extend(self.input_norm(x), rotary, position, cache)
+        self,
+        x: Float[Array, "row new hidden"],
+        rotary: Rotary,
+        position: Int[Array, "row new"],
+        cache: tuple,
+        slot: Int[Array, " row"] | None,
+    ) -> tuple[Float[Array, "row new hidden"], tuple]:
+        """The layer over new tokens, with the cache of their slots."""
+        out, cache = self.attn.extend(self.input_norm(x), rotary, position, cache, slot)
         x = x + out
         return x + self.feed_forward(self.post_norm(x), None), cache

@@ -52,12 +52,17 @@ class Attention(nn.Module):
         return tree_attention(q, k, v, mask, plan, **how)
 
     def extend(
-        self, x: Float[Array, "slot new hidden"], rotary: Rotary, position: Int[Array, "slot new"], cache: tuple
-    ) -> tuple[Float[Array, "slot new hidden"], tuple]:
+        self,
+        x: Float[Array, "row new hidden"],
+        rotary: Rotary,
+        position: Int[Array, "row new"],
+        cache: tuple,
+        slot: Int[Array, " row"] | None,
+    ) -> tuple[Float[Array, "row new hidden"], tuple]:
         """Writes the new keys and values at `position`, then attends to everything up to it."""
         q, k, v = self.project(x, rotary)
-        slot = jnp.arange(x.shape[0])[:, None]
-        write = lambda old, new: old.at[slot, :, position].set(new.astype(old.dtype), unique_indices=True)
+        place = (jnp.arange(x.shape[0]) if slot is None else slot)[:, None]
+        write = lambda old, new: old.at[place, :, position].set(new.astype(old.dtype), unique_indices=True)
         k, v = write(cache[0], k), write(cache[1], v)
-        heads = cached_attention(q, k, v, position, window=self.window, sinks=self.sinks)
+        heads = cached_attention(q, k, v, position, slot=slot, window=self.window, sinks=self.sinks)
         return self.o(heads.reshape(*x.shape[:-1], -1)), (k, v)

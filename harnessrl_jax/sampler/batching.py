@@ -14,6 +14,7 @@ from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine
 from harnessrl_jax.sampler.pages import PageTable, chunk_keys
 from harnessrl_jax.sampler.placement import Placement
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
+from harnessrl_jax.sampler.reading import Unread, read
 from harnessrl_jax.sampler.sampling import WORD
 from harnessrl_jax.trajectories.records import LogpKind
 
@@ -92,6 +93,15 @@ class Lane:
     free: list[int]
     running: dict[int, Job] = dataclasses.field(default_factory=dict)
     restricted: dict[int, UInt32[np.ndarray, " word"]] = dataclasses.field(default_factory=dict)  # new words of slots
+
+    @property
+    def prefix(self) -> Prefix:
+        """What the slots have read."""
+        return Prefix(self.state.cache, self.state.hidden)
+
+    @prefix.setter
+    def prefix(self, new: Prefix) -> None:
+        self.state = self.state._replace(cache=new.cache, hidden=new.hidden)
 
     def drop_cancelled(self) -> None:
         """Frees the slots of cancelled jobs; the next prompt overwrites them."""
@@ -186,22 +196,35 @@ class Batcher:
     def _admit(self) -> None:
         limit = self.counts.chunks_read + self._turn_chunks
         while self._waiting and self.counts.chunks_read < limit:
-            if self._waiting[0].cancelled:
-                self._waiting.popleft()
-                continue
             # The fullest lane with room: few full lanes are cheaper than many half empty ones.
             lane = max((lane for lane in self._lanes if lane.free), key=lambda lane: len(lane.running), default=None)
             if lane is None:
                 return
+            self._fill(lane, limit)
+
+    def _fill(self, lane: Lane, limit: int) -> None:
+        """Gives waiting jobs to free slots; their prompts are read together."""
+        unread: list[Unread] = []
+        while self._waiting and lane.free and self.counts.chunks_read < limit:
             job = self._waiting.popleft()
-            prefix, slot = self._read(job.request), lane.free.pop()
-            length = len(job.request.prompt_ids)
-            state = self.engine.insert(prefix, lane.state, slot, length, settings_of(job.request))
-            lane.state = self._settle(state)
+            if job.cancelled:
+                continue
+            prompt, slot = np.asarray(job.request.prompt_ids, np.int32), lane.free.pop()
+            keys = chunk_keys(prompt, self.engine.chunk)
+            kept = self._table.leading(keys)
+            if any(page in kept for one in unread for page in one.pages):  # not written yet
+                self._read(lane, unread)
+                unread = []
+            self._restore(lane, slot, kept)
+            unread.append(Unread(slot, prompt, [self._table.claim(key) for key in keys[len(kept) :]]))
+            lane.state = self._settle(self.engine.begin(lane.state, slot, len(prompt), settings_of(job.request)))
             lane.running[slot] = job
             if masked(job.request):
                 lane.restrict(slot, self.engine.words)
             self.counts.jobs += 1
+            self.counts.chunks_reused += len(kept)
+            self.counts.chunks_read += len(keys) - len(kept)
+        self._read(lane, unread)
 
     def _restrict(self, lane: Lane) -> None:
         """Brings new words of masks to the device, where there are any."""
@@ -214,25 +237,15 @@ class Batcher:
         lane.restricted.clear()
         lane.state = self._settle(self.engine.restrict(lane.state, changed, words))
 
-    def _read(self, request: SampleRequest) -> Prefix:
-        """The prompt's keys and values, from kept chunks as far as there are any."""
-        prompt, size = np.asarray(request.prompt_ids, np.int32), self.engine.chunk
-        keys = chunk_keys(prompt, size)
-        kept = self._table.leading(keys)
-        page = np.zeros(self.engine.length // size, np.int32)
+    def _restore(self, lane: Lane, slot: int, kept: list[int]) -> None:
+        """Lets a slot begin with kept chunks."""
+        page = np.zeros(self.engine.length // self.engine.chunk, np.int32)
         page[: len(kept)] = kept
-        prefix = self._settle(self.engine.restore(self._pages, page, len(kept)))
-        for i in range(len(kept), len(keys)):
-            part = prompt[i * size : (i + 1) * size]
-            token = np.pad(part, (0, size - len(part)))
-            prefix, self._pages = self._settle(
-                self.engine.prefill(
-                    self._params, prefix, self._pages, token, i * size, len(part), self._table.claim(keys[i])
-                )
-            )
-        self.counts.chunks_reused += len(kept)
-        self.counts.chunks_read += len(keys) - len(kept)
-        return prefix
+        lane.prefix = self._settle(self.engine.restore(lane.prefix, self._pages, slot, page, len(kept)))
+
+    def _read(self, lane: Lane, prompts: list[Unread]) -> None:
+        """Reads what no kept chunk holds."""
+        lane.prefix, self._pages = read(self.engine, self._params, lane.prefix, self._pages, prompts, self._settle)
 
     def _collect(self, lane: Lane, data: Int32[np.ndarray, "step slot 4"]) -> list[Job]:
         """Hands a block's tokens to the lane's jobs; the jobs that ended."""

@@ -4,8 +4,9 @@ The contract is that of serving engines with slots: prefill, insert, generate. E
 in the state, so nothing recompiles. All functions donate what they replace.
 
 To the bit, a token depends only on the weights, the tokens before it and the request: a chunk starts at a multiple of
-the chunk length and is always computed by the one `prefill`, a slot is always decoded by the one `generate`, and the
-random number of a token belongs to its seed and its absolute position.
+the chunk length and is always computed by the one `prefill`, with as many others in a call as ever, padding if there
+are none; a slot is always decoded by the one `generate`, and the random number of a token belongs to its seed and its
+absolute position.
 """
 
 import dataclasses
@@ -41,10 +42,20 @@ class Settings(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """A prompt that was read: one slot's cache, and the hidden state of the last token that counts."""
+    """What slots have read: their cache, and the hidden state of the last token that counts."""
 
     cache: KVCache
-    hidden: Float[Array, "1 hidden"]
+    hidden: Float[Array, "slot hidden"]
+
+
+class Chunks(NamedTuple):
+    """Parts of prompts that one prefill call reads, one a row; of different prompts, or one behind the other."""
+
+    token: Int32[ArrayLike, "row chunk"]  # padded after the first `length`
+    slot: Int32[ArrayLike, " row"]  # that reads it; beyond the slots in the rows that pad the call, which are the last
+    start: Int32[ArrayLike, " row"]  # absolute position, a multiple of the chunk's length
+    length: Int32[ArrayLike, " row"]  # tokens that are not padding, at least 1
+    page: Int32[ArrayLike, " row"]  # number of the page that is overwritten with it
 
 
 class Pages(NamedTuple):
@@ -89,14 +100,16 @@ class Engine:
     length: int
     """Tokens of one slot, prompt and output."""
     chunk: int
-    """Prompt tokens of one prefill call; divides `length`."""
+    """Prompt tokens that are read and kept together; divides `length`."""
     steps: int
     """Tokens of every slot that one generate call samples."""
     pages: int
     """Prompt chunks kept for reuse."""
+    rows: int = 1
+    """Chunks that one prefill call reads, of any prompts. It costs the same when fewer wait."""
 
     def __post_init__(self) -> None:
-        for name, least in (("slots", 1), ("length", 1), ("chunk", 1), ("steps", 1), ("pages", 0)):
+        for name, least in (("slots", 1), ("length", 1), ("chunk", 1), ("steps", 1), ("pages", 0), ("rows", 1)):
             if getattr(self, name) < least:
                 raise SamplerError(f"Engine: {name} must be at least {least}, got {getattr(self, name)}.")
         if self.length % self.chunk:
@@ -134,26 +147,25 @@ class Engine:
         hidden = jnp.zeros((self.pages + 1, self.config.hidden_size))
         return Pages(models.init_cache(self.config, self.pages + 1, self.chunk), hidden)
 
-    def restore(self, pages: Pages, page: Int[ArrayLike, " chunk"], count: int) -> Prefix:
-        """A prefix made of the first `count` of `page`, which has length / chunk entries."""
-        return restore(self.config, pages, page, count)
+    def init_prefix(self) -> Prefix:
+        """One slot that has read nothing."""
+        return Prefix(models.init_cache(self.config, 1, self.length), jnp.zeros((1, self.config.hidden_size)))
 
-    def prefill(
-        self,
-        params: Params,
-        prefix: Prefix,
-        pages: Pages,
-        token: Int[ArrayLike, " token"],
-        start: int,
-        count: int,
-        page: int,
-    ) -> tuple[Prefix, Pages]:
-        """Reads one chunk of a prompt into the prefix, and keeps it as a page; see the function `prefill`."""
-        return prefill(self.config, params, prefix, pages, token, start, count, page)
+    def restore(self, prefix: Prefix, pages: Pages, slot: int, page: Int[ArrayLike, " chunk"], count: int) -> Prefix:
+        """Lets a slot begin with the first `count` of `page`, which has length / chunk entries."""
+        return restore(self.config, prefix, pages, slot, page, count)
 
-    def insert(self, prefix: Prefix, state: DecodeState, slot: int, position: int, settings: Settings) -> DecodeState:
-        """Puts a prefix of `position` tokens into a slot; it is sampled from in the next generate call."""
-        return insert(prefix, state, slot, position, settings)
+    def prefill(self, params: Params, prefix: Prefix, pages: Pages, chunks: Chunks) -> tuple[Prefix, Pages]:
+        """Reads chunks of prompts into their slots, and keeps them as pages; see the function `prefill`."""
+        return prefill(self.config, params, prefix, pages, chunks)
+
+    def insert(self, prefix: Prefix, state: DecodeState, slot: int) -> DecodeState:
+        """Overwrites what a slot has read with what the one slot of a prefix has."""
+        return insert(prefix, state, slot)
+
+    def begin(self, state: DecodeState, slot: int, position: int, settings: Settings) -> DecodeState:
+        """Makes a slot ready that has read `position` tokens; it is sampled from in the next generate call."""
+        return begin(state, slot, position, settings)
 
     def restrict(
         self, state: DecodeState, changed: Bool[ArrayLike, " slot"], words: UInt32[ArrayLike, "slot word"]
@@ -170,75 +182,88 @@ class Engine:
         return experts(state, slot)
 
 
-@functools.partial(jax.jit, static_argnames=("config",))
-def restore(config: DecoderConfig, pages: Pages, page: Int[ArrayLike, " chunk"], count: Int[ArrayLike, ""]) -> Prefix:
-    """Pages of consecutive chunks -> one slot's cache, zero beyond the first `count` of them."""
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("prefix",))
+def restore(
+    config: DecoderConfig,
+    prefix: Prefix,
+    pages: Pages,
+    slot: Int[ArrayLike, ""],
+    page: Int[ArrayLike, " chunk"],
+    count: Int[ArrayLike, ""],
+) -> Prefix:
+    """Pages of consecutive chunks -> the start of one slot; of none, nothing but its hidden state changes."""
     page = jnp.asarray(page)
-    kept = jnp.arange(page.shape[0]) < count
 
-    def lay(pool: Array, axis: int) -> Array:
-        taken = jnp.where(kept.reshape((-1,) + (1,) * (pool.ndim - 1)), pool[page], 0)
-        joined = jnp.moveaxis(taken, 0, axis - 1)
-        shape = joined.shape
-        return joined.reshape((1, *shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :]))
+    def lay(i: Array, cache: KVCache) -> KVCache:
+        def put(slots: Array, pool: Array, axis: int) -> Array:
+            kept = jax.lax.dynamic_slice_in_dim(pool, page[i], 1, 0)
+            return jax.lax.dynamic_update_slice(slots, kept, _corner(slots, axis, slot, i * pool.shape[axis]))
 
-    return Prefix(jax.tree.map(lay, pages.cache, _length_axis(config)), pages.hidden[page[count - 1]][None])
+        return jax.tree.map(put, cache, pages.cache, _length_axis(config))
+
+    cache = jax.lax.fori_loop(0, count, lay, prefix.cache)
+    last = pages.hidden[page[count - 1]]
+    return Prefix(cache, jax.lax.dynamic_update_slice_in_dim(prefix.hidden, last[None], slot, 0))
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("prefix", "pages"))
 def prefill(
-    config: DecoderConfig,
-    params: Params,
-    prefix: Prefix,
-    pages: Pages,
-    token: Int[ArrayLike, " token"],
-    start: Int[ArrayLike, ""],
-    count: Int[ArrayLike, ""],
-    page: Int[ArrayLike, ""],
+    config: DecoderConfig, params: Params, prefix: Prefix, pages: Pages, chunks: Chunks
 ) -> tuple[Prefix, Pages]:
-    """Reads one chunk of a prompt and keeps it.
+    """Reads chunks of prompts and keeps them.
 
     Args:
       config: sizes.
       params: the weights.
-      prefix: everything before `start`.
+      prefix: of every slot, everything before the first chunk that it reads now.
       pages: kept chunks.
-      token: the chunk; padded after the first `count` tokens.
-      start: absolute position of the chunk, a multiple of its length.
-      count: tokens that are not padding, at least 1.
-      page: number of the page that is overwritten with this chunk.
+      chunks: what to read; those of one slot in their order.
 
     Returns:
-      The prefix with the chunk, and the pages.
+      The prefix with the chunks, and the pages. Of two chunks for one page the later is kept.
     """
-    token, start = jnp.asarray(token), jnp.asarray(start)
-    hidden, cache = models.extend(config, params, token[None], start[None], prefix.cache)
-    last = jax.lax.dynamic_slice_in_dim(hidden[0], jnp.asarray(count) - 1, 1).astype(jnp.float32)
+    token, slot, start, length, page = map(jnp.asarray, chunks)
+    hidden, cache = models.extend(config, params, token, start, prefix.cache, slot)
+    last = jnp.take_along_axis(hidden, length[:, None, None] - 1, axis=1).astype(jnp.float32)
 
-    def keep(pool: Array, row: Array, axis: int) -> Array:
-        written = jax.lax.dynamic_slice_in_dim(row, start, token.shape[0], axis)
-        return jax.lax.dynamic_update_slice_in_dim(pool, written, page, 0)
+    def keep(row: Array, kept: tuple[Array, Pages]) -> tuple[Array, Pages]:
+        read, (pool, ends) = kept
 
-    kept = jax.tree.map(keep, pages.cache, cache, _length_axis(config))
-    return Prefix(cache, last), Pages(kept, jax.lax.dynamic_update_slice_in_dim(pages.hidden, last, page, 0))
+        def copy(pool: Array, slots: Array, axis: int) -> Array:
+            shape = (1, *pool.shape[1:])
+            written = jax.lax.dynamic_slice(slots, _corner(slots, axis, slot[row], start[row]), shape)
+            return jax.lax.dynamic_update_slice_in_dim(pool, written, page[row], 0)
+
+        put = lambda old, at: jax.lax.dynamic_update_slice_in_dim(old, last[row], at, 0)
+        pool = jax.tree.map(copy, pool, cache, _length_axis(config))
+        return put(read, slot[row]), Pages(pool, put(ends, page[row]))
+
+    used = (slot < prefix.hidden.shape[0]).sum()
+    read, pages = jax.lax.fori_loop(0, used, keep, (prefix.hidden, pages))
+    return Prefix(cache, read), pages
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def insert(
-    prefix: Prefix, state: DecodeState, slot: Int[ArrayLike, ""], position: Int[ArrayLike, ""], settings: Settings
+def insert(prefix: Prefix, state: DecodeState, slot: Int[ArrayLike, ""]) -> DecodeState:
+    """Overwrites what one slot has read."""
+    put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, slot, 0)
+    cache, hidden = jax.tree.map(put, Prefix(state.cache, state.hidden), prefix)
+    return state._replace(cache=cache, hidden=hidden)
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def begin(
+    state: DecodeState, slot: Int[ArrayLike, ""], position: Int[ArrayLike, ""], settings: Settings
 ) -> DecodeState:
-    """Overwrites everything of one slot; `position` is the number of tokens in the prefix."""
+    """Overwrites all of one slot but what it has read; `position` is the number of those tokens."""
 
     def put(old: Array, new: ArrayLike) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(old, jnp.asarray(new, old.dtype)[None], slot, 0)
 
-    return DecodeState(
-        cache=jax.tree.map(lambda old, new: put(old, new[0]), state.cache, prefix.cache),
-        hidden=put(state.hidden, prefix.hidden[0]),
+    return state._replace(
         position=put(state.position, position),
         active=put(state.active, True),
         settings=jax.tree.map(put, state.settings, settings),
-        words=state.words,
     )
 
 
@@ -307,6 +332,11 @@ def _step(
 def _packed(drawn: Drawn, running: Bool[Array, " slot"]) -> Int32[Array, "slot 4"]:
     bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (drawn.logp, drawn.raw_logp, drawn.survival)]
     return jnp.where(running[:, None], jnp.stack([drawn.token, *bits], axis=-1), NO_TOKEN)
+
+
+def _corner(slots: Array, axis: int, slot: ArrayLike, place: ArrayLike) -> list[ArrayLike]:
+    """Where a place of a slot begins in an array of a cache."""
+    return [slot if i == 0 else place if i == axis else 0 for i in range(slots.ndim)]
 
 
 @functools.cache

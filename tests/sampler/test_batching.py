@@ -84,6 +84,18 @@ def test_a_sample_depends_on_weights_and_request_alone(engine, params):
         assert server.counts.chunks_reused > 20
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_sample_does_not_depend_on_what_shares_its_calls(engine, params, rows):
+    engine, requests = dataclasses.replace(engine, rows=rows), list(requests_of(7, 16))
+    server, alone = batcher(engine, params, lanes=1), []
+    for request in requests:
+        server.load(params, 0)
+        alone.append(bits(*ask(server, request)))
+    for lanes, pages in ((1, 12), (2, 2), (2, 0)):
+        server = batcher(dataclasses.replace(engine, pages=pages), params, lanes=lanes)
+        assert [bits(sample) for sample in ask(server, *requests)] == alone
+
+
 def test_equal_prompts_are_read_once(engine, params):
     server = batcher(engine, params)
     one, two = (SampleRequest(prompt_ids=tuple(range(20)), max_new_tokens=8, seed=seed) for seed in (1, 2))
@@ -246,7 +258,7 @@ def test_nothing_recompiles(engine, params):
     ask(server, *requests_of(2, 12))
     from harnessrl_jax.sampler import engine as functions
 
-    compiled = (functions.prefill, functions.restore, functions.insert, functions.restrict, functions.generate)
+    compiled = (functions.prefill, functions.restore, functions.begin, functions.restrict, functions.generate)
     before = Counter({function.__name__: function._cache_size() for function in compiled})
     assert all(before.values())
     ask(server, *requests_of(3, 12))

@@ -14,7 +14,7 @@ from harnessrl_jax.sampler.placement import on_device, over_mesh
 from harnessrl_jax.training import make_mesh
 
 CONFIG = DecoderConfig(vocab_size=96, hidden_size=32, layers=1, heads=4, kv_heads=2, head_dim=8, mlp_size=32)
-COMPILED = (functions.prefill, functions.restore, functions.insert, functions.restrict, functions.generate)
+COMPILED = (functions.prefill, functions.restore, functions.begin, functions.restrict, functions.generate)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def ask(placement, weights):
     """What two rounds of requests get, and how many variants were compiled before and after the second."""
 
     async def run():
-        engine = Engine(config=CONFIG, slots=3, length=32, chunk=8, steps=3, pages=6)
+        engine = Engine(config=CONFIG, slots=3, length=32, chunk=8, steps=3, pages=6, rows=2)
         sampler = LocalSampler(engine, placement=placement)
         sampler.load_weights(weights, 0)
         await sampler.start()
@@ -45,6 +45,13 @@ def ask(placement, weights):
         sampler.load_weights(weights, 1)
         others = [dataclasses.replace(request, seed=request.seed + 100) for request in requests()]
         second = await asyncio.gather(*map(sampler.complete, others))
+        sampler.load_weights(weights, 0)  # forgets the chunks
+        for request, shared in zip(list(requests())[:3], first, strict=False):
+            alone = await sampler.complete(request)
+            assert (alone.logps.tobytes(), alone.survival.tobytes()) == (
+                shared.logps.tobytes(),
+                shared.survival.tobytes(),
+            )
         await sampler.close()
         return [*first, *second], before, sizes()
 

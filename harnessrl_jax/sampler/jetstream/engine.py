@@ -24,6 +24,7 @@ from harnessrl_jax.sampler.engine import NO_TOKEN, DecodeState, Engine, Prefix
 from harnessrl_jax.sampler.jetstream.wire import COLUMNS, HEADER, MARK, SIGN, Asked, decode
 from harnessrl_jax.sampler.pages import SCRATCH
 from harnessrl_jax.sampler.protocol import SampleRequest
+from harnessrl_jax.sampler.reading import Unread, read
 
 HOLD = -1  # the prompt of the request that holds a slot, see `server`
 BOS = -2  # JetStream puts it before token prompts; taken off again, because prompts are complete as they are
@@ -181,9 +182,8 @@ class JetStreamEngine:
             prefix = self._prompt(prefix.asked, prefix.sampled, held=prefix.held, weights=self._current)
         request = prefix.asked.request
         self._numbers[slot] = prefix.asked.number
-        state = self._engine.insert(
-            prefix.prefix, decode_state.state, slot, len(request.prompt_ids), settings_of(request)
-        )
+        state = self._engine.insert(prefix.prefix, decode_state.state, slot)
+        state = self._engine.begin(state, slot, len(request.prompt_ids), settings_of(request))
         return Decoding(
             state,
             sampled=decode_state.sampled.at[slot].set(prefix.sampled),
@@ -236,20 +236,12 @@ class JetStreamEngine:
         return Asked(dataclasses.replace(self._plain, prompt_ids=tuple(numbers), max_new_tokens=room), None)
 
     def _prompt(self, asked: Asked, sampled: int, *, held: bool, weights: Weights) -> ReadPrompt:
+        prompt = np.asarray(asked.request.prompt_ids, np.int32)
+        unread = Unread(0, prompt, [SCRATCH] * -(-len(prompt) // self._engine.chunk))
         with self._reading:
-            prefix = self._read(weights.params, np.asarray(asked.request.prompt_ids, np.int32))
+            fresh = self._engine.init_prefix()
+            prefix, self._scratch = read(self._engine, weights.params, fresh, self._scratch, [unread])
         return ReadPrompt(prefix, weights.version, asked, sampled, held)
-
-    def _read(self, params: Params, prompt: Int32[np.ndarray, " token"]) -> Prefix:
-        size = self._engine.chunk
-        prefix = self._engine.restore(self._scratch, np.zeros(self._engine.length // size, np.int32), 0)
-        for start in range(0, len(prompt), size):
-            part = prompt[start : start + size]
-            token = np.pad(part, (0, size - len(part)))
-            prefix, self._scratch = self._engine.prefill(
-                params, prefix, self._scratch, token, start, len(part), SCRATCH
-            )
-        return prefix
 
 
 NOBODY = Asked(SampleRequest(prompt_ids=(0,), max_new_tokens=1), None)
