@@ -64,7 +64,7 @@ class Memory(NamedTuple):
     parameters: float
     optimiser: float
     gradients: float
-    """The running sum, one micro-batch's own, and what the update makes of them."""
+    """The running sum, one micro-batch's own, and what the update makes of them beyond the place of the activations."""
     activations: float
     """Of one micro-batch, for the backward pass."""
     logits: float
@@ -119,7 +119,8 @@ def step_flops(config: DecoderConfig, params: PyTree, work: Work) -> Flops:
     channels = pairs * config.heads * config.head_dim * config.layers
     back_pairs = 8 if work.implementation == "dense" else 10
     # Dense attention keeps no log-sum-exp, so its weights are computed again wherever the layer is.
-    attention_again = {"full": 4, "attention": 2 if work.implementation == "dense" else 0}.get(work.remat, 0)
+    weights_again = 2 if work.implementation == "dense" else 0
+    attention_again = {"none": 0, "dots": weights_again, "attention": weights_again, "full": 4}[work.remat]
     chunked = work.targets > HEAD_CHUNK
     return Flops(
         layers=tokens * (2 * layers * forwards + again + backward),
@@ -149,12 +150,16 @@ def step_memory(config: DecoderConfig, state: TrainState, shardings: TrainState,
     rows = work.micro_rows / (sizes["data"] * sizes["fsdp"])
     wide = params / itemsize * max(4, itemsize)
     targets = min(work.targets, HEAD_CHUNK)
+    activations = rows * row_activations(config, work, sizes["tensor"], sizes["context"]) * itemsize
+    logits = rows * LOGITS * targets / sizes["context"] * config.vocab_size / sizes["tensor"] * 4
+    # The update makes another gradient when the activations are gone.
+    more = max(0.0, wide - activations - logits)
     return Memory(
         parameters=params,
         optimiser=device_bytes(state.opt_state, shardings.opt_state),
-        gradients=work.roles * (wide + params) + wide,
-        activations=rows * row_activations(config, work, sizes["tensor"], sizes["context"]) * itemsize,
-        logits=rows * LOGITS * targets / sizes["context"] * config.vocab_size / sizes["tensor"] * 4,
+        gradients=work.roles * (wide + params) + more,
+        activations=activations,
+        logits=logits,
     )
 
 
@@ -166,31 +171,27 @@ def row_activations(config: DecoderConfig, work: Work, tensor: int, context: int
     """Numbers that a device keeps of one row from the forward to the backward pass, and while one layer goes back.
 
     With remat this holds for a compiler that computes one layer again at a time. XLA for CPU does so only with
-    `step_compiler_options`; with its own order no recomputation saves memory. Of a plain step of 4 layers of width 128
-    with them, the whole forecast was 0.87 (dense, full), 1.10 (dense, attention), 1.27 (dense, dots), 0.96 (blockwise,
-    full), 0.98 (blockwise, attention) and 1.21 (blockwise, dots) of what the compiler reserved. With two
-    roles (dense, attention) it was 1.40. Not compared: blockwise with roles, larger models, other platforms.
+    `step_compiler_options`; with its own order no recomputation saves memory. docs/results/performance.md compares the
+    forecast with the compiler.
     """
     slots, hidden = work.slots / context, config.hidden_size
     q, kv = (heads * config.head_dim / tensor for heads in (config.heads, config.kv_heads))
     units = config.mlp_size * (config.experts.count if config.experts else 1) / tensor
-    scores = SCORES * work.slots * config.heads / tensor if work.implementation == "dense" else 0
-    # Residual stream twice and both normed inputs; queries, keys, values and the mix; gate, up and their product.
-    everything = 4 * hidden + 2 * q + 2 * kv + 3 * units + scores
+    score = work.slots * config.heads / tensor if work.implementation == "dense" else 0
+    # Residual stream twice and both normed inputs; queries, keys, values and the mix; gate, up and their product;
+    # scores and weights.
+    layer = 4 * hidden + 2 * q + 2 * kv + 3 * units + 2 * score
     match work.remat:
-        case "none":
-            kept = everything
-        case "dots":
-            kept = 3 * hidden + 2 * q + 2 * kv + 2 * units
+        case "none":  # the activation function's derivative and the exponentials too
+            kept = layer = layer + units + score
+        case "dots":  # the layer's input, and the outputs of all products but `down`, which nothing reads again
+            kept = 2 * hidden + 2 * q + 2 * kv + 2 * units
         case "attention":
             kept = hidden + q
-        case "full":
-            kept = hidden
-    return slots * (config.layers * kept + everything * work.cotangents)
-
-
-SCORES = 2
-"""Arrays [head, query, key] that dense attention keeps: the exponentials, and the weights."""
+        case "full":  # the mix is computed again, and for it the exponentials
+            kept, layer = hidden, layer + score
+    cotangents = work.cotangents * (hidden + 2 * units)  # of the MLP, where they are most
+    return slots * (config.layers * kept + layer - kept + cotangents)
 
 
 def sampler_memory(config: DecoderConfig, params: PyTree, cached_tokens: int) -> Sampler:
