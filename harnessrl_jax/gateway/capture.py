@@ -193,6 +193,7 @@ def _record(
         started_s=envelope.started_s,
         finished_s=place.finished_s,
         headers=envelope.headers,
+        experts=sample.experts,
     )
 
 

@@ -96,9 +96,10 @@ def cut_at_stop(
         return sample, None
     end, at, stop = min(ends)
     size = int((high < end).sum()) + 1
-    # Every array of a sample has one entry per token.
+    # Every array of a sample has one entry per token at its end; experts also of what stands before.
     values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-    shorter = {name: value[:size] for name, value in values.items() if isinstance(value, np.ndarray)}
+    gone = len(sample.output_ids) - size
+    shorter = {name: value[: len(value) - gone] for name, value in values.items() if isinstance(value, np.ndarray)}
     cut = dataclasses.replace(sample, **shorter, finish="stop")
     return cut, Stop(stop, text[at : int(high[size - 1])])
 

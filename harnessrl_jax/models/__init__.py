@@ -1,6 +1,6 @@
 """The decoder: its configuration, its parameters and pure functions of both."""
 
-from harnessrl_jax.models.cache import KVCache, extend, extend_with_experts, init_cache
+from harnessrl_jax.models.cache import KVCache, extend, init_cache
 from harnessrl_jax.models.config import DecoderConfig, Experts
 from harnessrl_jax.models.decoder import Decoder, Remat
 from harnessrl_jax.models.lora import Adapters, adapted, init_adapters
@@ -23,7 +23,6 @@ __all__ = [
     "YarnRope",
     "adapted",
     "extend",
-    "extend_with_experts",
     "init_adapters",
     "init_cache",
     "init_params",

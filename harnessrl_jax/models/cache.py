@@ -4,25 +4,40 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt8
 
+from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.decoder import Decoder
 from harnessrl_jax.models.rows import Params
 
+MOST_EXPERTS = 256
+
 
 class KVCache(NamedTuple):
-    """Rotated keys, and values, of every slot: one array a layer."""
+    """What every slot remembers of its tokens: one array a layer."""
 
-    k: tuple[Float[Array, "slot kv length dim"], ...]
+    k: tuple[Float[Array, "slot kv length dim"], ...]  # rotated
     v: tuple[Float[Array, "slot kv length dim"], ...]
+    experts: tuple[UInt8[Array, "slot length active"], ...] = ()  # that each token went to; of a mixture
 
 
 def init_cache(config: DecoderConfig, slots: int, length: int, dtype: jnp.dtype | type = jnp.float32) -> KVCache:
-    """An empty cache for `slots` sequences of at most `length` tokens."""
+    """An empty cache for `slots` sequences of at most `length` tokens.
+
+    Raises:
+      ModelError: a mixture of more than 256 experts, whose numbers do not fit a byte.
+    """
     shape = (slots, config.kv_heads, length, config.head_dim)
-    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
-    return KVCache(k=zeros(), v=zeros())
+    zeros = lambda shape, dtype: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+    keys, values = zeros(shape, dtype), zeros(shape, dtype)
+    if config.experts is None:
+        return KVCache(keys, values)
+    if config.experts.count > MOST_EXPERTS:
+        raise ModelError(
+            f"init_cache: {config.experts.count} experts; the choices are kept as bytes, so at most {MOST_EXPERTS}."
+        )
+    return KVCache(keys, values, zeros((slots, length, config.experts.active), jnp.uint8))
 
 
 def extend(
@@ -49,33 +64,18 @@ def extend(
         before any is read, so one may follow another. A row beyond the slots is computed and written nowhere.
 
     Returns:
-      Normed hidden states of the new tokens, and the cache. Tokens beyond the cache's length are not written.
+      Normed hidden states of the new tokens, and the cache. Tokens beyond the cache's length are not written. What
+      `experts` holds of a slot is what `row_hidden(experts=...)` replays.
     """
-    hidden, cache, _ = _extended(config, params, token, position, cache, [], slot)
-    return hidden, cache
-
-
-def extend_with_experts(
-    config: DecoderConfig, params: Params, token: Int[Array, "slot new"], position: Int[Array, " slot"], cache: KVCache
-) -> tuple[Float[Array, "slot new hidden"], KVCache, Int[Array, "slot new layer active"]]:
-    """`extend` of a mixture, and the experts that every token went to: what `row_hidden(experts=...)` replays."""
-    hidden, cache, sown = _extended(config, params, token, position, cache, ["experts"])
-    chosen = [jax.tree.leaves(sown["experts"][f"layers_{i}"])[0] for i in range(config.layers)]
-    return hidden, cache, jnp.stack(chosen, axis=2)
-
-
-def _extended(
-    config: DecoderConfig,
-    params: Params,
-    token: Array,
-    position: Array,
-    cache: KVCache,
-    kept: list[str],
-    slot: Array | None = None,
-) -> tuple[Array, KVCache, Any]:
     place = position[:, None] + jnp.arange(token.shape[1], dtype=position.dtype)[None, :]
     layers = tuple(zip(cache.k, cache.v, strict=True))
+    kept = ["experts"] if config.experts else []
     result: Any = Decoder(config).apply({"params": params}, token, place, layers, slot, method="extend", mutable=kept)
     (hidden, filled), sown = result
     keys, values = zip(*filled, strict=True)
-    return hidden, KVCache(k=tuple(keys), v=tuple(values)), sown
+    of = (jnp.arange(token.shape[0]) if slot is None else slot)[:, None]
+    experts = tuple(
+        old.at[of, place].set(jax.tree.leaves(sown["experts"][f"layers_{i}"])[0].astype(old.dtype))
+        for i, old in enumerate(cache.experts)
+    )
+    return hidden, KVCache(tuple(keys), tuple(values), experts)

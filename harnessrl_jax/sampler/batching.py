@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Int32, UInt32
+from jaxtyping import Int32, UInt8, UInt32
 
 from harnessrl_jax.errors import SamplerError, WishError
 from harnessrl_jax.sampler.engine import NO_TOKEN, STOP_IDS, DecodeState, Engine, Prefix, Settings
@@ -45,6 +45,7 @@ class Job:
     blocks: list[Int32[np.ndarray, "token 4"]] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)  # of each block
     ids: list[int] = dataclasses.field(default_factory=list)
+    experts: UInt8[np.ndarray, "token layer active"] | None = None  # of every token read, once it has ended
     stopped: bool = False  # whether a stop id or a stop text ended it
     failure: SamplerError | None = None  # why it cannot go on
     cancelled: bool = False
@@ -256,6 +257,9 @@ class Batcher:
             if job.guide is not None and not job.ended:
                 lane.restrict(slot, self.engine.words)
             if job.ended:
+                if self.engine.config.experts is not None:
+                    read = len(job.request.prompt_ids) + len(job.ids) - 1
+                    job.experts = np.asarray(self.engine.experts(lane.state, slot))[:read]
                 lane.release(slot)
                 ended.append(job)
         return ended
@@ -333,4 +337,5 @@ def result_of(job: Job) -> Sample | SamplerError:
         finish="stop" if job.stopped else "length",
         raw_logps=raw_logps,
         survival=survival,
+        experts=job.experts,
     )

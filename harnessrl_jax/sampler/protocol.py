@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, UInt8
 
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.trajectories.records import LogpKind
@@ -91,6 +91,9 @@ class Sample:
     """Probability, at the request's temperature (1 where that is 0), of the tokens that could be sampled: those that
     the grammar, banned_ids, top_k, min_p and top_p left; in (0, 1]. With it `logps + log(survival)` is the
     log-probability at that temperature over the whole vocabulary, except where greedy."""
+    experts: UInt8[np.ndarray, "token layer active"] | None = None
+    """Of a mixture: the experts that every token it read went to in each layer, those of the prompt, then those of
+    `output_ids` but the last."""
 
 
 class Sampler(Protocol):

@@ -24,7 +24,7 @@ from harnessrl_jax.errors import ShardingError
 from harnessrl_jax.models import Activation, Decoder, DecoderConfig, Remat, picked_logps
 from harnessrl_jax.models.rows import collected
 from harnessrl_jax.models.self_attention import Attention
-from harnessrl_jax.training.rows import Row, RowOutput, TwoPartRowFn
+from harnessrl_jax.training.rows import Row, RowOutput, TwoPartRowFn, replayed
 
 AXIS = "context"
 _SPREAD: Any = P(AXIS)
@@ -66,9 +66,10 @@ def context_row_fn(
         plans = {window: _plan(mesh, mask, window, implementation) for window in windows}
         decoder = Decoder(config, implementation, remat)
         variables, slots = {"params": params}, spread((row.token[order], row.position[order]))
+        experts = None if replayed(row) is None else spread(row.experts[order])
         kept = [collect] if collect else []
         with nn.intercept_methods(_on_own_queries(mesh)):
-            result: Any = decoder.apply(variables, *slots, mask, plans, method="row", mutable=kept)
+            result: Any = decoder.apply(variables, *slots, mask, plans, experts, method="row", mutable=kept)
         hidden, sown = result
         source = jnp.argsort(order)[row.source]
         units = collected(config, sown, collect)

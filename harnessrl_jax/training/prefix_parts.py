@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from harnessrl_jax.attention import Implementation, TreeMask, default_implementation, plan_for
 from harnessrl_jax.models import Decoder, DecoderConfig, Remat, picked_logps
 from harnessrl_jax.models.self_attention import Attention
-from harnessrl_jax.training.rows import Row, RowOutput
+from harnessrl_jax.training.rows import Row, RowOutput, replayed
 from harnessrl_jax.training.state import widened
 
 KEPT = "prefix"  # the collection that holds each layer's keys and values
@@ -106,7 +106,7 @@ def _run(decoder: Decoder, variables: PyTree, piece: Piece, keys: tuple[Piece, .
     plans = {window: plan_for(mask, window=window, implementation=decoder.implementation) for window in windows}
     kept = [KEPT] if intercept is _keep else []
     with nn.intercept_methods(intercept):
-        return decoder.apply(variables, row.token, row.position, mask, plans, method="row", mutable=kept)
+        return decoder.apply(variables, row.token, row.position, mask, plans, replayed(row), method="row", mutable=kept)
 
 
 def _keep(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:

@@ -29,6 +29,7 @@ class Row(NamedTuple):
     rollout: Int[Array, " target"]
     value_behaviour: Float[Array, " target"] | tuple[()] = ()
     target_return: Float[Array, " target"] | tuple[()] = ()
+    experts: Int[Array, "slot layer active"] | tuple[()] = ()
     sequence_log_ratio: Float[Array, " target"] | tuple[()] = ()
     """Mean of logp - logp_behaviour over the target's sequence, nats; not in a packed batch: `with_sequence_ratios`."""
 
@@ -81,6 +82,11 @@ def in_two_parts(row_fn: RowFn) -> TwoPartRowFn:
     return TwoPartRowFn(trunk, lambda params, features, row: features)
 
 
+def replayed(row: Row) -> Int[Array, "slot layer active"] | None:
+    """The experts that the row says its slots went to, as `models.row_hidden` takes them."""
+    return None if isinstance(row.experts, tuple) else row.experts
+
+
 def decoder_row_fn(
     config: DecoderConfig,
     *,
@@ -109,6 +115,7 @@ def decoder_row_fn(
             implementation=implementation,
             remat=remat,
             collect=collect,
+            experts=replayed(row),
         )
         return hidden[row.source], jax.tree.map(lambda layer: layer[row.source], units)
 

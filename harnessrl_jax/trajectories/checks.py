@@ -1,5 +1,6 @@
 """A field of a record -> the same field in its one form, or a RecordError that says what is wrong. NumPy only."""
 
+import base64
 import dataclasses
 import difflib
 import math
@@ -8,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, UInt8
 
 from harnessrl_jax.errors import RecordError
 
-SCHEMA = 2
+SCHEMA = 3
 
 # A log-softmax in float32 may exceed 0 by rounding; anything above this is a probability or a bug.
 LOGP_SLACK = 1e-3
@@ -78,12 +79,37 @@ def logps(where: str, value: object, length: int) -> Float32[np.ndarray, " o"]:
     return array
 
 
+def experts(where: str, value: object, length: int) -> UInt8[np.ndarray, "token layer active"]:
+    """A read-only uint8 array of the experts that each of `length` tokens went to."""
+    array = np.asarray(value)
+    good = array.ndim == 3 and np.issubdtype(array.dtype, np.integer) and array.size > 0
+    need(good, where, "experts", f"{array.dtype}{list(array.shape)}", "integers [token, layer, active]")
+    low, high = int(array.min()), int(array.max())
+    need(low >= 0 and high < 256, where, "experts", f"numbers from {low} to {high}", "numbers from 0 to 255")
+    if len(array) != length:
+        raise RecordError(
+            f"{where}: experts has {len(array)} tokens; wanted {length}, those of prompt_ids and of all output_ids but "
+            "the last, or None if the sampler gave none."
+        )
+    return _frozen(array, np.dtype(np.uint8))
+
+
 def headers(where: str, value: Mapping[str, Any]) -> dict[str, str]:
     """Header values by lower-case name."""
     for name, given in value.items():
         need(name == name.lower() != "", where, "headers", name, "named in lower case")
         need(isinstance(given, str), where, f"headers[{name!r}]", given, "a string")
     return dict(value)
+
+
+def packed(array: UInt8[np.ndarray, "..."]) -> dict[str, Any]:
+    """Bytes as JSON values: a token has hundreds of them, so lists of numbers would be several times as long."""
+    return {"shape": list(array.shape), "base64": base64.b64encode(array.tobytes()).decode()}
+
+
+def unpacked(data: Mapping[str, Any]) -> UInt8[np.ndarray, "..."]:
+    """What `packed` wrote; ValueError, TypeError or KeyError if it is not that."""
+    return np.frombuffer(base64.b64decode(data["base64"], validate=True), np.uint8).reshape(data["shape"])
 
 
 def plain(record: Any) -> dict[str, Any]:

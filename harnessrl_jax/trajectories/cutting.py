@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt8
 
 from harnessrl_jax.errors import PackingError
 from harnessrl_jax.trajectories.targets import Targets
@@ -26,6 +26,7 @@ class Part(NamedTuple):
     position: Int32[np.ndarray, " slot"]
     subtree_end: Int32[np.ndarray, " slot"]
     targets: Targets
+    experts: UInt8[np.ndarray, "slot layer active"] | tuple[()] = ()
 
 
 def prune(tree: PrefixTree, targets: Targets) -> tuple[PrefixTree, Targets]:
@@ -53,6 +54,7 @@ def prune(tree: PrefixTree, targets: Targets) -> tuple[PrefixTree, Targets]:
         parent=np.where(parent < 0, parent, renumber[parent]),
         depth=tree.depth[keep],
         subtree_end=renumber[tree.subtree_end[keep]],
+        experts=() if isinstance(tree.experts, tuple) else tree.experts[keep],
     )
     return pruned, targets._replace(source=renumber[targets.source])
 
@@ -94,17 +96,14 @@ def parts(tree: PrefixTree, targets: Targets, *, row_slots: int, row_targets: in
 def _part(tree: PrefixTree, above: Int32[np.ndarray, " repeated"], targets: Targets) -> Part:
     """The nodes of `above`, then all from the first source to the last one: in depth-first order nothing else is."""
     low, high = int(targets.source[0]), int(targets.source[-1]) + 1
-    token, depth, end = tree.token[low:high], tree.depth[low:high], tree.subtree_end[low:high]
-    if len(above):
-        token = np.concatenate([tree.token[above], token])
-        depth = np.concatenate([tree.depth[above], depth])
-        end = np.concatenate([tree.subtree_end[above], end])
+    kept = np.concatenate([above, np.arange(low, high, dtype=np.int32)]) if len(above) else slice(low, high)
     shift = np.int32(len(above) - low)
     return Part(
-        token=token,
-        position=depth,
-        subtree_end=np.minimum(end, high) + shift,
+        token=tree.token[kept],
+        position=tree.depth[kept],
+        subtree_end=np.minimum(tree.subtree_end[kept], high) + shift,
         targets=targets._replace(source=targets.source + shift),
+        experts=() if isinstance(tree.experts, tuple) else tree.experts[kept],
     )
 
 

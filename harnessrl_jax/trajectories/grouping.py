@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int, Int32, UInt8
 
+from harnessrl_jax.errors import PackingError
 from harnessrl_jax.trajectories.accounting import Drop, merge_drops
 from harnessrl_jax.trajectories.credit import CreditedCall, CreditedCalls, LossMean
 from harnessrl_jax.trajectories.packing import Item, PackingReport, pack
@@ -64,7 +65,7 @@ def pack_groups(
       The batch, its report, and what the call and rollout numbers mean. The same for every order of the calls.
 
     Raises:
-      PackingError: a shape below 1.
+      PackingError: a shape below 1, or some calls record experts and others do not.
     """
     trees = group_trees(credited, loss_mean=loss_mean, row_slots=row_slots)
     batch, report = pack(trees.items, row_slots=row_slots, row_targets=row_targets, max_rows=max_rows)
@@ -85,6 +86,9 @@ def group_trees(credited: CreditedCalls, *, loss_mean: LossMean, row_slots: int)
 
     Returns:
       The trees. The same for every order of the calls.
+
+    Raises:
+      PackingError: some calls record experts and others do not.
     """
     tree, leaf, edges, calls = _ordered_forest(credited.calls)
     rollouts: dict[tuple[str, str], int] = {}
@@ -121,7 +125,7 @@ def _ordered_forest(
     ranks = [rank[name] for name in session]
     given = sorted(range(len(credited)), key=ranks.__getitem__)
     groups = [list(group) for _, group in itertools.groupby(given, key=lambda place: session[place][:2])]
-    tree, leaf, edges = build_forest((_context(credited[place].call) for place in group) for group in groups)
+    tree, leaf, edges = _forest([[credited[place].call for place in group] for group in groups])
     prompt_end = ancestor(tree, leaf, np.array([len(credited[place].call.prompt_ids) - 1 for place in given])).tolist()
     nodes = len(tree.token)
 
@@ -140,11 +144,46 @@ def _context(call: Call) -> Int[np.ndarray, " token"]:
     return np.concatenate((call.prompt_ids, call.output_ids[:-1]), dtype=BIG_ENDIAN)
 
 
+def _forest(
+    groups: Sequence[Sequence[Call]],
+) -> tuple[PrefixTree, Int32[np.ndarray, " call"], Int32[np.ndarray, " edge"]]:
+    """The trees of the contexts of each group, as `build_forest` gives them; with the experts that calls record.
+
+    A token that went to other experts is computed otherwise, so it is another node: calls share what was sampled alike.
+    The trees are built over numbers of the pairs (token, experts), which sort like them.
+    """
+    calls = [call for group in groups for call in group]
+    if not any(call.experts is not None for call in calls):
+        return build_forest((_context(call) for call in group) for group in groups)
+    routes = np.concatenate([_routes(call, calls[0]) for call in calls])
+    contexts = [_context(call) for call in calls]
+    token = np.concatenate(contexts)
+    pairs = np.concatenate([token[:, None].view(np.uint8), routes.reshape(len(routes), -1)], axis=1)
+    rows = np.ascontiguousarray(pairs).view(np.dtype((np.void, pairs.shape[1])))[:, 0]
+    _, first, number = np.unique(rows, return_index=True, return_inverse=True)
+    numbers = iter(np.split(number, np.cumsum([len(context) for context in contexts])[:-1]))
+    tree, leaf, edges = build_forest([next(numbers) for _ in group] for group in groups)
+    found = first[tree.token]
+    return tree._replace(token=token[found].astype(np.int32), experts=routes[found]), leaf, edges
+
+
+def _routes(call: Call, other: Call) -> UInt8[np.ndarray, "token layer active"]:
+    """The experts of a call, which must be there as those of the other call are."""
+    if call.experts is None or other.experts is None or call.experts.shape[1:] != other.experts.shape[1:]:
+        shapes = ["none" if one.experts is None else f"{list(one.experts.shape[1:])}" for one in (call, other)]
+        raise PackingError(
+            f"Calls {call.call_id!r} and {other.call_id!r} record experts of different shapes [layer, active]: "
+            f"{shapes[0]} and {shapes[1]}. Train on what one sampler recorded, with experts in all calls or in none."
+        )
+    return call.experts
+
+
 def _split(tree: PrefixTree, targets: Targets, edges: Int32[np.ndarray, " edge"]) -> Iterator[Item]:
     """The nodes between any two edges as a tree of their own, and the targets that begin there."""
     borders = np.searchsorted(targets.source, edges).tolist()
     for (low, high), (begin, end) in zip(itertools.pairwise(edges.tolist()), itertools.pairwise(borders), strict=True):
-        own = PrefixTree(*(field[low:high] for field in tree))
+        fields: tuple[Any, ...] = tuple(field[low:high] for field in tree)
+        own = PrefixTree(*fields)
         here = Targets(*(field[begin:end] for field in targets))
         parent = np.maximum(own.parent - np.int32(low), np.int32(ROOT))
         own = own._replace(parent=parent, subtree_end=own.subtree_end - np.int32(low))

@@ -140,7 +140,7 @@ def pack_buckets(items: Sequence[Item], buckets: Sequence[Bucket]) -> tuple[tupl
     shape = {"row_slots": buckets[-1].row_slots, "row_targets": buckets[-1].row_targets}
     content = [(place, part) for place, item in enumerate(pruned) for part in parts(*item, **shape)]
     content, rows, rows_wanted = _fitted(content, buckets)
-    batches = tuple(empty_batch(*bucket) for bucket in buckets)
+    batches = tuple(empty_batch(*bucket, replayed=_replayed(pruned)) for bucket in buckets)
     reports: list[RowReport] = []
     for number, (batch, bucket) in enumerate(zip(batches, buckets, strict=True)):
         for place, row in enumerate(row for row in rows if row.bucket == number):
@@ -157,6 +157,17 @@ def pack_buckets(items: Sequence[Item], buckets: Sequence[Bucket]) -> tuple[tupl
         tree_slots=sum(len(tree.token) for tree, _ in packed),
         dropped={"no_room": _dropped(left_out)} if left_out else {},
     )
+
+
+def _replayed(items: Sequence[Item]) -> tuple[int, int] | None:
+    """Layers and active experts of what the trees replay, which must be alike in all of them."""
+    shapes = {None if isinstance(tree.experts, tuple) else tree.experts.shape[1:] for tree, _ in items}
+    if len(shapes) > 1:
+        raise PackingError(
+            f"pack: trees replay experts of different shapes [layer, active]: {sorted(map(str, shapes))}. Pack what "
+            "one model sampled, with experts everywhere or nowhere."
+        )
+    return next(iter(shapes), None)
 
 
 def _fitted(

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, UInt8
 
 from harnessrl_jax.errors import RecordError
 from harnessrl_jax.trajectories import checks
@@ -132,6 +132,8 @@ class Call:
       headers: what the harness says about itself, names in lower case; see `headers.attribution`. Never a secret.
       started_s: arrival time of the request, seconds.
       finished_s: time the reply was stored, seconds.
+      experts: the experts that each token the model read went to in every layer, for training to replay: of
+        `prompt_ids`, then of `output_ids` but the last; None if the model has none or the sampler does not say.
     """
 
     run_id: str
@@ -165,6 +167,7 @@ class Call:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     started_s: float
     finished_s: float
+    experts: UInt8[np.ndarray, "token layer active"] | None = None
 
     def __post_init__(self) -> None:
         where = f"Call {self.call_id!r} of rollout {self.rollout_id!r}"
@@ -187,6 +190,9 @@ class Call:
             )
         if self.logps is not None:
             object.__setattr__(self, "logps", checks.logps(where, self.logps, len(self.output_ids)))
+        if self.experts is not None:
+            tokens = len(self.prompt_ids) + max(len(self.output_ids) - 1, 0)
+            object.__setattr__(self, "experts", checks.experts(where, self.experts, tokens))
         object.__setattr__(self, "headers", checks.headers(where, self.headers))
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         object.__setattr__(self, "spans", _checked_spans(where, self.spans, len(self.output_ids)))
@@ -203,6 +209,7 @@ class Call:
         for name in ("prompt_ids", "output_ids"):
             out[name] = getattr(self, name).tolist()
         out["logps"] = None if self.logps is None else self.logps.tolist()
+        out["experts"] = None if self.experts is None else checks.packed(self.experts)
         out["logp_kind"] = None if self.logp_kind is None else dataclasses.asdict(self.logp_kind)
         out["tool_calls"] = [dataclasses.asdict(call) for call in self.tool_calls]
         out["spans"] = [[span.role.name, span.start, span.end] for span in self.spans]
@@ -227,6 +234,7 @@ class Call:
             logp_kind=lambda v: None if v is None else LogpKind(**v),
             tool_calls=lambda v: tuple(ToolCall(**call) for call in v),
             spans=lambda v: tuple(Span(role=Role[role], start=start, end=end) for role, start, end in v),
+            experts=lambda v: None if v is None else checks.unpacked(v),
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int32
+from jaxtyping import Bool, Float32, Int8, Int32, UInt8
 
 from harnessrl_jax.trajectories.cutting import Part
 
@@ -36,6 +36,7 @@ class PackedBatch(NamedTuple):
       value_behaviour: a critic's value of what the target follows, when the returns were computed, in units of
         reward; () in a batch without a critic.
       target_return: what the critic should have said (`with_values`); () in a batch without one.
+      experts: those that the sampler sent the slot's token to, for `models.row_hidden`; () in a batch without any.
     """
 
     token: Int32[np.ndarray, "row slot"]
@@ -53,6 +54,7 @@ class PackedBatch(NamedTuple):
     rollout: Int32[np.ndarray, "row target"]
     value_behaviour: Float32[np.ndarray, "row target"] | tuple[()] = ()
     target_return: Float32[np.ndarray, "row target"] | tuple[()] = ()
+    experts: UInt8[np.ndarray, "row slot layer active"] | tuple[()] = ()
 
 
 def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarray, " depth"]:
@@ -70,8 +72,8 @@ def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarra
     return batch.token[row, np.flatnonzero(batch.subtree_end[row, : source + 1] > source)]
 
 
-def empty_batch(row_slots: int, row_targets: int, rows: int) -> PackedBatch:
-    """A batch that is all padding."""
+def empty_batch(row_slots: int, row_targets: int, rows: int, *, replayed: tuple[int, int] | None = None) -> PackedBatch:
+    """A batch that is all padding; `replayed`: layers and active experts of what it will replay."""
     slots, targets = (rows, row_slots), (rows, row_targets)
     return PackedBatch(
         token=np.zeros(slots, np.int32),
@@ -87,6 +89,7 @@ def empty_batch(row_slots: int, row_targets: int, rows: int) -> PackedBatch:
         success=np.zeros(targets, np.bool_),
         call=np.full(targets, -1, np.int32),
         rollout=np.full(targets, -1, np.int32),
+        experts=() if replayed is None else np.zeros((*slots, *replayed), np.uint8),
     )
 
 
@@ -99,6 +102,8 @@ def fill_row(batch: PackedBatch, row: int, content: Sequence[Part]) -> None:
         batch.token[row, here] = part.token
         batch.position[row, here] = part.position
         batch.subtree_end[row, here] = part.subtree_end + slot
+        if not isinstance(batch.experts, tuple):
+            batch.experts[row, here] = part.experts
         batch.source[row, there] = part.targets.source + slot
         batch.target[row, there] = part.targets.token
         for name in ("logp_behaviour", "has_logp", "advantage", "role", "weight", "success", "call", "rollout"):

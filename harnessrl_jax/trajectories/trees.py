@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int, Int32, UInt8
 
 from harnessrl_jax.errors import PackingError
 
@@ -25,12 +25,15 @@ class PrefixTree(NamedTuple):
       parent: the node before it, `ROOT` (-1) at a root; always smaller than the node's own number.
       depth: number of ancestors; the position id of the token.
       subtree_end: one past the last node below this one.
+      experts: those that the sampler sent the node's token to; () where they are not replayed. With them, nodes that
+        differ in their experts alone stand apart.
     """
 
     token: Int32[np.ndarray, " node"]
     parent: Int32[np.ndarray, " node"]
     depth: Int32[np.ndarray, " node"]
     subtree_end: Int32[np.ndarray, " node"]
+    experts: UInt8[np.ndarray, "node layer active"] | tuple[()] = ()
 
 
 def build(sequences: Iterable[Int[np.ndarray, " token"]]) -> tuple[PrefixTree, Int32[np.ndarray, " seq"]]:

@@ -1,8 +1,10 @@
 """The official client over real HTTP: JSON, events, tools, and what the store holds afterwards."""
 
 import asyncio
+import dataclasses
 import json
 
+import numpy as np
 import openai
 import pytest
 
@@ -418,3 +420,20 @@ def test_a_compressed_body_is_refused(house):
     h = house(lambda prompt: "Yes.")
     response = h.post(b"x", **{"content-encoding": "zstd"})
     assert (response.status_code, response.json()["error"]["code"]) == (415, "compressed_body")
+
+
+def test_the_experts_that_a_sampler_reports_are_recorded(house):
+    """Those of the tokens that were read: of the prompt, and of the output but the last."""
+    h = house(lambda prompt: "")
+    plain = h.sampler.complete
+
+    async def complete(request):
+        sample = await plain(request)
+        read = len(request.prompt_ids) + len(sample.output_ids) - 1
+        return dataclasses.replace(sample, experts=np.arange(read)[:, None, None] % 7)
+
+    h.sampler.complete = complete
+    assert h.post({"messages": [{"role": "user", "content": "Hi"}]}).status_code == 200
+    (kept,) = h.calls()
+    tokens = len(kept.call.prompt_ids) + len(kept.call.output_ids) - 1
+    assert kept.call.experts.ravel().tolist() == [place % 7 for place in range(tokens)]

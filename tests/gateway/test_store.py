@@ -101,12 +101,13 @@ def store(path):
 
 def test_a_call_comes_back_as_it_was(store):
     store.open_attempt("r", 0)
+    mixture = a_call(experts=np.arange(a_call().prompt_ids.size + a_call().output_ids.size - 1)[:, None, None])
     plain = a_call(1, logps=None, logp_kind=None, tool_calls=(), spans=(), parent_call_id="c0")
-    intend(store, a_call(), notes={"rewrites": ["unknown"]})
+    intend(store, mixture, notes={"rewrites": ["unknown"]})
     intend(store, plain)
-    asyncio.run(store.sampled(1, [a_call(), plain]))
+    asyncio.run(store.sampled(1, [mixture, plain]))
     first, second = store.calls("r", 0)
-    assert (first.call, first.state, first.notes) == (a_call(), "sampled", {"rewrites": ["unknown"]})
+    assert (first.call, first.state, first.notes) == (mixture, "sampled", {"rewrites": ["unknown"]})
     assert (second.call, second.call.logps) == (plain, None)
 
 

@@ -94,6 +94,7 @@ def sample(codec, ids):
         finish="length",
         raw_logps=np.arange(count, dtype=np.float32),
         survival=None,
+        experts=np.arange(count + 2, dtype=np.uint8)[:, None, None],  # of a prompt of three tokens
     )
 
 
@@ -105,6 +106,7 @@ def test_a_stop_text_ends_the_sample_at_the_token_that_completes_it(codec):
     assert cut.finish == "stop"
     assert [len(values) for values in (cut.logps, cut.raw_logps, cut.versions)] == [6, 6, 6]
     assert cut.survival is None
+    assert cut.experts.ravel().tolist() == list(range(3 + 5))
     # What shares a token with the end of the stop text was sampled with it.
     whole = codec.encode_plain("a <tool")[-1:]
     cut, stop = cut_at_stop(sample(codec, [*codec.encode_plain("a "), 3, *whole]), codec.decode, ["<tool"])

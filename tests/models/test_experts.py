@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harnessrl_jax.errors import ModelError
-from harnessrl_jax.models import DecoderConfig, Experts, extend_with_experts, init_cache, init_params, row_hidden
+from harnessrl_jax.models import DecoderConfig, Experts, extend, init_cache, init_params, row_hidden
 from harnessrl_jax.models.mlp import Mixture
 
 MIXTURE = Experts(count=4, active=2, renormalise=True)
@@ -82,9 +82,11 @@ def test_what_the_sampler_chose_is_replayed(params, run):
     (_, (free, chosen)), free_gradient = run(None)
     assert chosen.shape == (TOKENS, 2, 2)
     cache = init_cache(CONFIG, 1, 8)
-    _, _, recorded = extend_with_experts(CONFIG, params, jnp.arange(TOKENS)[None], jnp.array([0]), cache)
-    np.testing.assert_array_equal(np.sort(recorded[0], -1), np.sort(chosen, -1))
-    (_, (same, _)), gradient = run(recorded[0])
+    _, cache = extend(CONFIG, params, jnp.arange(TOKENS - 1)[None], jnp.array([0]), cache)
+    _, cache = extend(CONFIG, params, jnp.array([[TOKENS - 1]]), jnp.array([TOKENS - 1]), cache)
+    recorded = jnp.stack(cache.experts, axis=2)[0, :TOKENS]
+    np.testing.assert_array_equal(np.sort(recorded, -1), np.sort(chosen, -1))
+    (_, (same, _)), gradient = run(recorded)
     np.testing.assert_allclose(same, free, atol=1e-5)
     for got, want in zip(jax.tree.leaves(gradient), jax.tree.leaves(free_gradient), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-3, rtol=1e-4)

@@ -146,6 +146,7 @@ def test_the_reason_to_end_is_told(engine, params):
     open_ended = SampleRequest(prompt_ids=(1, 2, 3), max_new_tokens=9, seed=4)
     (sample,) = ask(server, open_ended)
     assert (sample.finish, len(sample.output_ids)) == ("length", 9)
+    assert sample.experts is None  # of a mixture alone
     ids = sample.output_ids.tolist()
     last = next(place for place in range(2, 8) if ids.index(ids[place]) == place)  # a token not sampled before
     stopped, limited = ask(

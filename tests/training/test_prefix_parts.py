@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harnessrl_jax.models import init_params
+from harnessrl_jax.models import Experts, init_params
 from harnessrl_jax.training import decoder_row_fn
 from harnessrl_jax.training.prefix_parts import Piece, prefix_gradient
 from harnessrl_jax.training.rows import Row
@@ -41,11 +41,13 @@ def pieces(model, rng):
     """The prefix, the parts and the whole row, with the same targets."""
     depth, end = tree()
     token = rng.integers(0, model.vocab_size, len(depth))
+    shape = len(depth), model.layers, model.experts.active
+    experts = rng.integers(0, model.experts.count, shape).astype(np.uint8)
     fields = {name: np.zeros(0) for name in Row._fields}
 
     def row(slots, source, target, weight):
         values = dict(token=token[slots], position=depth[slots], subtree_end=end[slots])
-        values |= dict(source=source - slots[0], target=target, weight=weight)
+        values |= dict(source=source - slots[0], target=target, weight=weight, experts=experts[slots])
         return Row(**(fields | {name: jnp.asarray(value) for name, value in values.items()}))
 
     ranges = [np.arange(PREFIX), *(np.arange(PREFIX + i * PART, PREFIX + (i + 1) * PART) for i in range(PARTS))]
@@ -63,7 +65,8 @@ def loss(output, row):
 
 
 def test_pieces_give_the_gradient_of_one_long_row(decoder_job):
-    model = dataclasses.replace(decoder_job.MODEL, layers=2)
+    """Of a mixture whose slots are told where to go, which is the most that a row can hold."""
+    model = dataclasses.replace(decoder_job.MODEL, layers=2, experts=Experts(count=3, active=1, renormalise=False))
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.asarray(rng.normal(scale=0.3, size=x.shape) + (x.ndim == 1)), shapes)

@@ -34,6 +34,26 @@ def test_json_gives_the_same_record_back(call, make_call, make_rollout):
     assert through_json(call).logps.dtype == np.float32
 
 
+def test_experts_are_kept_of_every_token_that_was_read(make_call):
+    experts = np.arange(4 * 2 * 3).reshape(4, 2, 3)
+    call = make_call("c", [1, 2, 3], [4, 5], experts=experts)
+    assert call != dataclasses.replace(call, experts=experts + 1)
+    assert through_json(call) == call
+    found = through_json(call).experts
+    assert (found.dtype, found.tolist()) == (np.uint8, experts.tolist())
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 0
+    assert through_json(make_call("c", [1], [], experts=experts[:1])).experts.shape == (1, 2, 3)
+    with pytest.raises(RecordError, match=r"Call 'c' .*: experts has 4 tokens; wanted 3, those of prompt_ids and of"):
+        make_call("c", [1, 2, 3], [4], experts=experts)
+    with pytest.raises(RecordError, match=r"experts must be numbers from 0 to 255, got 'numbers from 233 to 256'"):
+        make_call("c", [1, 2, 3], [4, 5], experts=experts + 233)
+    with pytest.raises(RecordError, match=r"experts must be integers \[token, layer, active\], got 'float64\["):
+        make_call("c", [1, 2, 3], [4, 5], experts=experts / 2)
+    with pytest.raises(RecordError, match=r"a nested field cannot be read: ValueError"):
+        Call.from_json(call.to_json() | {"experts": {"shape": [1, 2, 3], "base64": "AAAA"}})
+
+
 def test_absent_logps_stay_absent(make_call):
     call = make_call("c", [1], [2], logps=None)
     assert call.logps is None
@@ -134,7 +154,7 @@ def test_bad_small_records_say_what_and_where():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 3}, r"Call\.from_json: got schema 3, this version reads schema 2"),
+        ({"schema": 2}, r"Call\.from_json: got schema 2, this version reads schema 3"),
         ({"ouput_ids": []}, r"unknown field 'ouput_ids'\. Did you mean 'output_ids'\?"),
         ({"spans": [["ACTION", 0]]}, r"a nested field cannot be read"),
         ({"spans": [["LABEL", 0, 1]]}, r"a nested field cannot be read: KeyError\('LABEL'\)"),

@@ -93,7 +93,7 @@ def test_a_changed_outcome_breaks_the_digest(store_path, model):
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"schema": 3}, "got schema 3, this version reads schema 2"),
+        ({"schema": 2}, "got schema 2, this version reads schema 3"),
         ({"spans": [["ACTION", 0, 3], ["ARGS", 2, 4]]}, "ascending, disjoint"),
         ({"version_start": 5, "version_end": 4}, "version_end must be an integer of at least 5"),
         ({"finish": "done"}, "finish must be one of"),
