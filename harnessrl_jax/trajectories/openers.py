@@ -36,11 +36,11 @@ def find_opener(
     said = () if asked is None else tuple(turn.text for turn in asked.messages)
     whole = set(said)
     texts = _latest(waiting)
-    # A whole message is better evidence than a part of one.
+    # A whole message is better evidence than a part of one, which a parent that went on may have by chance.
     quoting = (
         [call for call, own in texts if not whole.isdisjoint(own)]
-        or [call for call, own in texts if any(text in part for text in own for part in said)]
         or [call for call, own in _latest(made) if not whole.isdisjoint(own)]
+        or [call for call, own in texts if any(text in part for text in own for part in said)]
     )
     if quoting:
         name = quoting[0].call_id

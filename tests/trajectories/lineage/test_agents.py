@@ -1,5 +1,7 @@
 """Who asked: by header, by instructions and tools, by tokens alone; and which call opened a conversation."""
 
+import json
+
 import pytest
 
 CLAUDE = {"x-claude-code-session-id": "s1"}
@@ -98,6 +100,17 @@ def test_a_sub_agent_that_was_only_started_is_opened_by_the_call_that_started_it
     wire.ask("b1", worker.body("Something else."), "Yes.", headers=codex("a2", "s1"))
     places = wire.places()
     assert [places[name].opened_by for name in ("a1", "b1")] == ["m1", "m2"]
+
+
+def test_a_whole_message_of_the_parent_counts_for_more_than_a_part_that_a_waiting_call_has(wire, toy):
+    """The parent goes on after it started a sub-agent, and what it does then may stand inside the task too."""
+    boss, worker, main = toy.chat("Lead.", ("spawn", "read")), toy.chat("Work.", ("bash",)), codex("s1")
+    task = "Read src/main.py and say what it does."
+    spawn, read = ("k1", "spawn", json.dumps({"message": task})), ("k2", "read", '{"path": "src/main.py"}')
+    wire.ask("m1", boss.body("What is this?"), "", [spawn], headers=main)
+    wire.ask("m2", boss.body("What is this?", toy.said("", spawn), toy.result("k1", "a1")), "", [read], headers=main)
+    wire.ask("a1", worker.body(task), "A game.", headers=codex("a1", "s1"))
+    assert wire.places()["a1"].opened_by == "m1"
 
 
 def test_the_same_answer_of_two_sub_agents_is_not_confused(wire, toy):
