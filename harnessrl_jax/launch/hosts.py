@@ -43,6 +43,8 @@ class Order(NamedTuple):
     step: int = 0
     reason: str = ""
     """Of a stop: which process failed and why, or empty."""
+    replayed: tuple[int, int] = (0, 0)
+    """Of a batch: layers and active experts of what it replays, or zeros."""
 
 
 class Hosts:
@@ -83,7 +85,7 @@ class Hosts:
     def _exchange(self, order: Order, patience_ms: int) -> Order:
         """Brings all processes here. Returns the order of the first, or the stop of one that failed."""
         text = np.frombuffer(order.reason.encode()[:REASON_BYTES].ljust(REASON_BYTES), np.uint8)
-        head = np.array([KINDS.index(order.kind), order.step], np.int32)
+        head = np.array([KINDS.index(order.kind), order.step, *order.replayed], np.int32)
         # The barrier may wait for hours; a collective that waits for a process may give up within minutes.
         number = next(self._numbers)
         try:
@@ -96,7 +98,8 @@ class Hosts:
             ) from error
         reasons = [bytes(text).decode(errors="ignore").rstrip() for text in texts]
         failed = next(filter(None, reasons), "")
-        return Order("stop", reason=failed) if failed else Order(KINDS[int(heads[0, 0])], int(heads[0, 1]))
+        kind, step, layers, active = heads[0].tolist()
+        return Order("stop", reason=failed) if failed else Order(KINDS[kind], step, replayed=(layers, active))
 
 
 def join(options: argparse.Namespace) -> None:
@@ -148,13 +151,13 @@ def follow(config: Config, folder: RunFolder) -> int:
 
 def _carry_out(hosts: Hosts, packing: Packing, trainer: Trainer, state: TrainState, checkpoints: Checkpoints) -> Order:
     """Does as told, and returns the order to stop."""
-    shape_only = empty_batch(packing.row_slots, packing.row_targets, packing.max_rows)
+    shape = packing.row_slots, packing.row_targets, packing.max_rows
     while (order := hosts.hear()).kind != "stop":
         match order.kind:
             case "restore":
                 state, _ = checkpoints.restore(order.step, state)
             case "train":
-                state, _ = trainer.run(state, shape_only, 0)
+                state, _ = trainer.run(state, empty_batch(*shape, replayed=order.replayed), 0)
             case "gather":
                 trainer.weights(state)
             case "save":

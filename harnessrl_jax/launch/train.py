@@ -153,7 +153,7 @@ async def _step(
     check_logp_kinds((credited.call for credited in packed.calls), config.behaviour.temperature)
     clock.lap("packing")
     with progress.part("training"):
-        run.hosts.tell(Order("train", position.step))
+        run.hosts.tell(Order("train", position.step, replayed=packed.batch.replayed))
         state, numbers = run.trainer.run(position.state, packed.batch, packed.report.rows_used)
         clock.lap("training")
         if position.step == 0:

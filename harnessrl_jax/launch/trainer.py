@@ -17,8 +17,10 @@ from harnessrl_jax.capo import (
     Capo,
     CapoState,
     RandomScore,
+    UnitMap,
     assert_same_partition,
     decoder_units,
+    expert_units,
 )
 from harnessrl_jax.config import Config
 from harnessrl_jax.errors import ShardingError
@@ -157,11 +159,11 @@ def objective(config: Config, model: DecoderConfig) -> Objective:
     capo = None
     if algorithm.routing != "none":
         capo = Capo(
-            unit_map=decoder_units(model.layers, include_gate=algorithm.include_gate),
+            unit_map=_units(model, include_gate=algorithm.include_gate),
             statistic={"relu": RELU, "up_relu": UP_RELU, "abs": ABSOLUTE, "fire": FIRE}[algorithm.statistic],
             score=RandomScore(config.seed) if algorithm.score == "random" else algorithm.score,
             top_fraction=algorithm.top_fraction,
-            min_tokens=1,
+            min_tokens=32 if model.experts else 1,  # an expert sees only the tokens that are sent to it
             hysteresis=algorithm.hysteresis,
             ema=algorithm.ema,
             warmup=algorithm.warmup,
@@ -176,6 +178,13 @@ def objective(config: Config, model: DecoderConfig) -> Objective:
             routing=algorithm.routing,
         )
     return Policy(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, capo=capo, loss=policy_loss(algorithm))
+
+
+def _units(model: DecoderConfig, *, include_gate: bool) -> UnitMap:
+    """The neurons of the decoder's MLPs, or of all its experts."""
+    if model.experts is None:
+        return decoder_units(model.layers, include_gate=include_gate)
+    return expert_units(model.layers, include_gate=include_gate, bias=model.experts.form == "clamped")
 
 
 def policy_loss(algorithm: configuration.Policy) -> PolicyLoss:

@@ -159,15 +159,15 @@ def pack_buckets(items: Sequence[Item], buckets: Sequence[Bucket]) -> tuple[tupl
     )
 
 
-def _replayed(items: Sequence[Item]) -> tuple[int, int] | None:
+def _replayed(items: Sequence[Item]) -> tuple[int, int]:
     """Layers and active experts of what the trees replay, which must be alike in all of them."""
-    shapes = {None if isinstance(tree.experts, tuple) else tree.experts.shape[1:] for tree, _ in items}
+    shapes = {(0, 0) if isinstance(tree.experts, tuple) else tree.experts.shape[1:] for tree, _ in items}
     if len(shapes) > 1:
         raise PackingError(
-            f"pack: trees replay experts of different shapes [layer, active]: {sorted(map(str, shapes))}. Pack what "
+            f"pack: trees replay experts of different shapes [layer, active]: {sorted(shapes)}. Pack what "
             "one model sampled, with experts everywhere or nowhere."
         )
-    return next(iter(shapes), None)
+    return next(iter(shapes), (0, 0))
 
 
 def _fitted(

@@ -56,6 +56,11 @@ class PackedBatch(NamedTuple):
     target_return: Float32[np.ndarray, "row target"] | tuple[()] = ()
     experts: UInt8[np.ndarray, "row slot layer active"] | tuple[()] = ()
 
+    @property
+    def replayed(self) -> tuple[int, int]:
+        """Layers and active experts of what it replays; zeros if it replays nothing."""
+        return (0, 0) if isinstance(self.experts, tuple) else self.experts.shape[2:]
+
 
 def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarray, " depth"]:
     """Token ids a target is conditioned on, root first: the slots that its source can see.
@@ -72,8 +77,8 @@ def target_context(batch: PackedBatch, row: int, target: int) -> Int32[np.ndarra
     return batch.token[row, np.flatnonzero(batch.subtree_end[row, : source + 1] > source)]
 
 
-def empty_batch(row_slots: int, row_targets: int, rows: int, *, replayed: tuple[int, int] | None = None) -> PackedBatch:
-    """A batch that is all padding; `replayed`: layers and active experts of what it will replay."""
+def empty_batch(row_slots: int, row_targets: int, rows: int, *, replayed: tuple[int, int] = (0, 0)) -> PackedBatch:
+    """A batch that is all padding; `replayed` as `PackedBatch.replayed`."""
     slots, targets = (rows, row_slots), (rows, row_targets)
     return PackedBatch(
         token=np.zeros(slots, np.int32),
@@ -89,7 +94,7 @@ def empty_batch(row_slots: int, row_targets: int, rows: int, *, replayed: tuple[
         success=np.zeros(targets, np.bool_),
         call=np.full(targets, -1, np.int32),
         rollout=np.full(targets, -1, np.int32),
-        experts=() if replayed is None else np.zeros((*slots, *replayed), np.uint8),
+        experts=np.zeros((*slots, *replayed), np.uint8) if any(replayed) else (),
     )
 
 

@@ -68,7 +68,8 @@ every_steps = 1
 class Game:
     """A folder with everything that a run needs, and the command that runs it."""
 
-    def __init__(self, folder, questions=("one", "two", "three", "four"), steps=4):
+    def __init__(self, folder, questions=("one", "two", "three", "four"), steps=4, **changes):
+        """`changes` are those of the model's `config.json`."""
         self.folder = folder
         model = folder / "model"
         model.mkdir()
@@ -76,7 +77,7 @@ class Game:
             shutil.copyfile(ASSETS / name, model / name)
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
         settings = json.loads((ASSETS / "config.json").read_text()) | sizes | {"head_dim": 16, "intermediate_size": 64}
-        (model / "config.json").write_text(json.dumps(settings))
+        (model / "config.json").write_text(json.dumps(settings | changes))
         for name, asked in (("train", questions), ("heldout", ("five", "six"))):
             lines = [json.dumps({"id": word, "question": f"Say {word}", "answers": ["red"]}) for word in asked]
             (folder / f"{name}.jsonl").write_text("\n".join(lines))
