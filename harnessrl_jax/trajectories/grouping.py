@@ -157,7 +157,7 @@ def _forest(
         return build_forest((_context(call) for call in group) for group in groups)
     routes = np.concatenate([_routes(call, calls[0]) for call in calls])
     contexts = [_context(call) for call in calls]
-    token = np.concatenate(contexts)
+    token = np.concatenate(contexts, dtype=BIG_ENDIAN)  # without the type it would be that of this machine
     pairs = np.concatenate([token[:, None].view(np.uint8), routes.reshape(len(routes), -1)], axis=1)
     rows = np.ascontiguousarray(pairs).view(np.dtype((np.void, pairs.shape[1])))[:, 0]
     _, first, number = np.unique(rows, return_index=True, return_inverse=True)

@@ -42,6 +42,17 @@ def test_tokens_that_went_to_other_experts_are_other_nodes(make_call):
     assert not batch.experts[:, report.slots_used :].any()
 
 
+def test_siblings_stand_in_the_order_of_their_tokens_and_then_of_their_experts(make_call):
+    """On a machine that stores the low byte first, the bytes of token 256 come before those of token 1."""
+    ends = [(256, 0), (1, 2), (70_000, 1), (1, 1)]
+    calls = [
+        make_call(f"{at}", [5, token], [9], experts=routes_of(0, expert), rollout_id=f"{at}")
+        for at, (token, expert) in enumerate(ends)
+    ]
+    (tree, _), *_ = group_trees(credited_of(calls), loss_mean="token", row_slots=8).items
+    assert list(zip(tree.token[1:].tolist(), tree.experts[1:, 0, 0].tolist(), strict=True)) == sorted(ends)
+
+
 CALL = st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.lists(st.integers(0, 2), max_size=4))
 
 
