@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from harnessrl_jax.attention import Implementation, TilePlan, TreeMask
+from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models.config import DecoderConfig
 from harnessrl_jax.models.initial import embedding_init
 from harnessrl_jax.models.layers import Layer
@@ -61,7 +62,13 @@ class Decoder(nn.Module):
         plans: Plans | None,
         experts: Int[Array, "slot layer active"] | None = None,
     ) -> Float[Array, "slot hidden"]:
-        """Normed hidden states of one packed row; `experts` replays the choices of every layer's router."""
+        """Normed hidden states of one packed row; `experts` replays the choices of every layer's router.
+
+        Raises:
+          ModelError: `experts` for a dense decoder, or of another shape.
+        """
+        if experts is not None:
+            _check_experts(self.config, experts)
         rotary = rotary_angles(self.config, position)
         x = self.embed(token)
         for i, layer in enumerate(self.layers):
@@ -88,3 +95,14 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:
         """The output projection."""
         return self.embed.attend(hidden) if self.config.tie_embeddings else self.lm_head(hidden)
+
+
+def _check_experts(config: DecoderConfig, experts: Array) -> None:
+    if config.experts is None:
+        raise ModelError("A row replays experts, but the configuration has none. Leave them out.")
+    wanted = (config.layers, config.experts.active)
+    if experts.shape[1:] != wanted:
+        raise ModelError(
+            f"A row's experts is {list(experts.shape)}, wanted [slots, {wanted[0]}, {wanted[1]}]. Replay what a model "
+            "of this configuration recorded."
+        )

@@ -79,7 +79,8 @@ def row_hidden(
     Raises:
       ModelError: a dense decoder is asked for experts, or `experts` has another shape.
     """
-    _check_experts(config, experts, collect)
+    if collect == "experts" and config.experts is None:
+        raise ModelError("row_hidden: asked for experts, but the configuration has none. Leave them out.")
     mask = row_mask(subtree_end)
     implementation = implementation or default_implementation()
     windows = {config.window(i) for i in range(config.layers)}
@@ -97,16 +98,6 @@ def collected(config: DecoderConfig, sown: Any, collect: Activation | None) -> t
     whole = lambda node: isinstance(node, ExpertUnits)
     layers = range(config.layers if collect else 0)
     return tuple(jax.tree.leaves(sown[collect][f"layers_{i}"], is_leaf=whole)[0] for i in layers)
-
-
-def _check_experts(config: DecoderConfig, experts: Array | None, collect: Activation | None) -> None:
-    if config.experts is None:
-        if experts is not None or collect == "experts":
-            raise ModelError("row_hidden: asked for experts, but the configuration has none. Leave them out.")
-        return
-    wanted = (config.layers, config.experts.active)
-    if experts is not None and experts.shape[1:] != wanted:
-        raise ModelError(f"row_hidden: experts is {list(experts.shape)}, wanted [slots, {wanted[0]}, {wanted[1]}].")
 
 
 def logits(config: DecoderConfig, params: Params, hidden: Float[Array, "*axes hidden"]) -> Float[Array, "*axes vocab"]:

@@ -1,15 +1,19 @@
 """A mixture is trained with the experts that sampled: from the engine through packed trees to the log-probabilities."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from harnessrl_jax.errors import ModelError
 from harnessrl_jax.models import DecoderConfig, Experts, init_params, row_hidden, target_logps
 from harnessrl_jax.sampler import Engine, SampleRequest
 from harnessrl_jax.sampler.batching import Batcher, Job
 from harnessrl_jax.sampler.placement import on_device
 from harnessrl_jax.training import context_row_fn, decoder_row_fn, make_mesh
+from harnessrl_jax.training.prefix_parts import Piece, prefix_gradient
 from harnessrl_jax.training.rows import Row
 from harnessrl_jax.trajectories import Call, CreditedCall, CreditedCalls, LogpKind, pack_groups
 
@@ -138,3 +142,24 @@ def test_slots_that_are_spread_over_devices_keep_their_experts(step):
     one, spread = decoder_row_fn(CONFIG, **HOW), context_row_fn(CONFIG, mesh, **HOW)
     row = Row(*jax.tree.map(lambda leaf: leaf[0], step.batch))
     np.testing.assert_allclose(jax.jit(spread)(params, row).logp, jax.jit(one)(params, row).logp, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"experts": None}, "has none"), ({"layers": 3}, r"wanted \[slots, 3, 2\]")]
+)
+def test_experts_of_another_model_are_refused_by_every_row_function(step, changes, said):
+    config, row = (
+        dataclasses.replace(CONFIG, **changes),
+        Row(*jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), step.batch)),
+    )
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    mesh, how = make_mesh(data=1, fsdp=1, tensor=1, context=8), {name: HOW[name] for name in HOW if name != "collect"}
+    one = Piece(row, np.arange(len(row.token)))
+    parts = jax.tree.map(lambda leaf: leaf[None], one)
+    for run in (
+        lambda params: decoder_row_fn(config, **HOW)(params, row),
+        lambda params: context_row_fn(config, mesh, **HOW)(params, row),
+        lambda params: prefix_gradient(config, params, one, parts, lambda output, row: output.logp.sum(), **how),
+    ):
+        with pytest.raises(ModelError, match=said):
+            jax.eval_shape(run, params)
