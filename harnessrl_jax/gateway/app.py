@@ -156,8 +156,8 @@ class _Endpoints(NamedTuple):
         """Begins to answer once there is something to send, so that a refusal before that keeps its status."""
         items: asyncio.Queue[Item] = asyncio.Queue()
 
-        def show(head: Head, choice: int, kind: exchange.Kind, text: str) -> None:
-            items.put_nowait(Delta(head, choice, kind, text))
+        def show(*shown: Any) -> None:
+            items.put_nowait(Delta(*shown))
 
         async def work() -> None:
             try:

@@ -1,8 +1,11 @@
 """OpenAI chat completions: reply -> JSON or events. Pure."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply
+from harnessrl_jax.errors import GatewayError
+from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply, TokenLogp
 from harnessrl_jax.gateway.fields import dump
 from harnessrl_jax.gateway.logprobs import entry
 from harnessrl_jax.gateway.refusal import Refusal, openai_error
@@ -21,7 +24,7 @@ def reply_json(reply: Reply) -> bytes:
             message["reasoning_content"] = choice.reasoning
         if choice.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
-        told = _logprobs(choice)
+        told = _logprobs(choice.logprobs)
         choices.append({"index": index, "message": message, "logprobs": told, "finish_reason": choice.finish})
     return dump(_envelope(reply.head, "chat.completion") | {"choices": choices, "usage": _usage(reply)})
 
@@ -34,15 +37,19 @@ class ChatEvents:
         options = head.request.body.get("stream_options") or {}
         self._usage = bool(options.get("include_usage"))
         self._sent: dict[int, Sent] = {}
+        self._told: defaultdict[int, list[TokenLogp]] = defaultdict(list)
         self._around: dict[tuple[int, Kind], tuple[bytes, bytes]] = {}
 
-    def text(self, choice: int, kind: Kind, delta: str) -> bytes:
-        """A chunk with text; the first one of a choice names the role."""
+    def text(self, choice: int, kind: Kind, delta: str, logps: Sequence[TokenLogp] = ()) -> bytes:
+        """A chunk with text and tokens; the first one of a choice names the role."""
         opening = b""
         if choice not in self._sent:
             self._sent[choice] = Sent()
             opening = self._delta(choice, {"role": "assistant", "content": ""})
         self._sent[choice].add(kind, delta)
+        if logps:
+            self._told[choice] += logps
+            return opening + self._delta(choice, {_FIELDS[kind]: delta}, logprobs=_logprobs(logps))
         if (choice, kind) not in self._around:
             self._around[choice, kind] = self._frame(choice, kind)
         before, after = self._around[choice, kind]
@@ -79,8 +86,11 @@ class ChatEvents:
             named["function"] = {"name": call.name, "arguments": ""}
             arguments = {"index": position, "function": {"arguments": call.arguments}}
             out += [self._delta(index, {"tool_calls": [part]}) for part in (named, arguments)]
-        if choice.logprobs:
-            out.append(self._delta(index, {}, logprobs=_logprobs(choice)))
+        told = self._told[index]
+        if [token[:2] for token in choice.logprobs[: len(told)]] != [token[:2] for token in told]:
+            raise GatewayError(f"The stream has told {len(told)} tokens that the turn does not begin with.")
+        if left := choice.logprobs[len(told) :]:
+            out.append(self._delta(index, {}, logprobs=_logprobs(left)))
         return b"".join([*out, self._delta(index, {}, choice.finish)])
 
     def _delta(self, index: int, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> bytes:
@@ -95,9 +105,9 @@ def _envelope(head: Head, kind: str) -> Json:
     return {"id": f"chatcmpl-{head.call_id}", "object": kind, "created": head.created, "model": head.request.model}
 
 
-def _logprobs(choice: Choice) -> Json | None:
-    """Of every sampled token; tokens of reasoning, calls and the end of turn were sampled too."""
-    return {"content": [entry(token) for token in choice.logprobs], "refusal": None} if choice.logprobs else None
+def _logprobs(tokens: Sequence[TokenLogp]) -> Json | None:
+    """Of sampled tokens; those of reasoning, calls and the end of turn were sampled too."""
+    return {"content": [entry(token) for token in tokens], "refusal": None} if tokens else None
 
 
 def _usage(reply: Reply) -> Json:

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from harnessrl_jax.gateway.exchange import Events, Head, Kind
+from harnessrl_jax.gateway.exchange import Events, Head, Kind, TokenLogp
 from harnessrl_jax.gateway.refusal import Refusal, stopping
 from harnessrl_jax.gateway.service import Answer
 
@@ -20,6 +20,7 @@ class Delta(NamedTuple):
     choice: int
     kind: Kind
     text: str
+    logps: tuple[TokenLogp, ...] = ()
 
 
 Item = Delta | Answer | Refusal
@@ -112,8 +113,8 @@ class Stream(Response):
             if not isinstance(item, Delta):
                 after = item
             elif (item.choice, item.kind) == (delta.choice, delta.kind):
-                delta = delta._replace(text=delta.text + item.text)
+                delta = delta._replace(text=delta.text + item.text, logps=delta.logps + item.logps)
             else:
-                pieces.append(self._events.text(delta.choice, delta.kind, delta.text))
+                pieces.append(self._events.text(*delta[1:]))
                 delta = item
-        return b"".join([*pieces, self._events.text(delta.choice, delta.kind, delta.text)]), after
+        return b"".join([*pieces, self._events.text(*delta[1:])]), after

@@ -29,7 +29,8 @@ class TokenLogp(NamedTuple):
     data: bytes
     logp: float
     message: bool
-    """Whether it belongs to the text of the message, not to reasoning, to a call or to the end of the turn."""
+    """Whether it belongs to the text of the message, not to reasoning, to a call or to the end of the turn. While the
+    turn is sampled that is not known, and False."""
 
 
 class Constraint(NamedTuple):
@@ -144,8 +145,8 @@ class Reply:
 class Events(Protocol):
     """A reply as server-sent events. Whatever `text` has sent, `end` sends the rest."""
 
-    def text(self, choice: int, kind: Kind, delta: str) -> bytes:
-        """Further text of a choice, in order."""
+    def text(self, choice: int, kind: Kind, delta: str, logps: Sequence[TokenLogp] = ()) -> bytes:
+        """Further text of a choice, in order, and tokens of which nothing was told yet, as far as they are known."""
         ...
 
     def end(self, reply: Reply) -> bytes:

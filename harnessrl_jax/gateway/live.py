@@ -1,9 +1,10 @@
 """Token ids as they are sampled -> text that can be sent at once."""
 
+import bisect
 from collections.abc import Callable, Sequence
 
 from harnessrl_jax.gateway.exchange import Kind
-from harnessrl_jax.gateway.visible import THINK, settled
+from harnessrl_jax.gateway.visible import THINK, certain, settled
 from harnessrl_jax.trajectories.roles import REPLACEMENT
 
 _WINDOW_TOKENS = 16
@@ -35,6 +36,9 @@ class Live:
         self._marks = marks
         self._stop_ids = frozenset(stop_ids)
         self._ids: list[int] = []
+        self._ends: list[int] = []  # how long the text was when each of them was known
+        self.certain = 0
+        """How many of the ids so far stay part of the turn, whatever comes."""
         self._text, self._shown = "", ""
         self._before = 0
         self._sent: dict[Kind, int] = {"reasoning": 0, "content": 0}
@@ -43,6 +47,8 @@ class Live:
         """Takes the next ids; returns the text that they settle, by kind."""
         self._ids += [i for i in ids if i not in self._stop_ids]
         text = self._decoded()
+        self._ends += [len(text)] * (len(self._ids) - len(self._ends))
+        self.certain = bisect.bisect_right(self._ends, certain(text, self._marks), self.certain)
         if not self._opened and THINK.startswith(text.strip()):
             return []
         # Only a text that begins so is worth a look at its tokens.

@@ -1,9 +1,10 @@
 """Anthropic Messages: reply -> JSON or events. Pure."""
 
 import json
+from collections.abc import Sequence
 from typing import Literal
 
-from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply
+from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Reply, TokenLogp
 from harnessrl_jax.gateway.fields import dump
 from harnessrl_jax.gateway.refusal import Refusal, anthropic_error
 from harnessrl_jax.gateway.sent import Sent
@@ -34,7 +35,7 @@ class MessageEvents:
         self._block = -1
         self._open: Kind | Literal["tool"] | None = None
 
-    def text(self, choice: int, kind: Kind, delta: str) -> bytes:
+    def text(self, choice: int, kind: Kind, delta: str, logps: Sequence[TokenLogp] = ()) -> bytes:
         """More text, in a new block where its kind is new."""
         out = self._start()
         assert self._sent is not None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Origin, Reply
+from harnessrl_jax.gateway.exchange import Choice, Head, Json, Kind, Origin, Reply, TokenLogp
 from harnessrl_jax.gateway.fields import dump
 from harnessrl_jax.gateway.logprobs import entry
 from harnessrl_jax.gateway.refusal import CONTEXT_OVERFLOW, Refusal
@@ -49,8 +49,8 @@ class ResponseEvents:
         self._open: tuple[Kind, str] | None = None
         """Kind and text so far of the item that is growing."""
 
-    def text(self, choice: int, kind: Kind, delta: str) -> bytes:
-        """More text, in a new item where its kind is new."""
+    def text(self, choice: int, kind: Kind, delta: str, logps: Sequence[TokenLogp] = ()) -> bytes:
+        """More text, in a new item where its kind is new. Its tokens are told when the item is done."""
         out = self._start()
         assert self._sent is not None
         self._sent.add(kind, delta)

@@ -6,17 +6,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harnessrl_jax.errors import SamplerError, WishError
-from harnessrl_jax.gateway.exchange import Head, Kind, Request
+from harnessrl_jax.gateway.exchange import Head, Kind, Request, TokenLogp
 from harnessrl_jax.gateway.identity import CallName
 from harnessrl_jax.gateway.live import Live
 from harnessrl_jax.gateway.refusal import ContextOverflow, Refusal, bad_request
 from harnessrl_jax.sampler.protocol import Sample, Sampler, SampleRequest
 
-OnText = Callable[[Head, int, Kind, str], None]
-"""Told text of a choice as soon as no further token can change it."""
-OnTokens = Callable[[list[int]], None]
+OnText = Callable[[Head, int, Kind, str, tuple[TokenLogp, ...]], None]
+"""Told text of a choice as soon as no further token can change it, and tokens as far as they are wanted."""
+
+
+class Ears(NamedTuple):
+    """What a sampler calls while it samples a choice."""
+
+    tokens: Callable[[list[int]], None] | None = None
+    logps: Callable[[list[float]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,7 @@ def sample_requests(
     room: int,
     stop_ids: tuple[int, ...],
     grammar: str,
-    listeners: Sequence[OnTokens | None],
+    listeners: Sequence[Ears],
 ) -> list[SampleRequest]:
     """One request for each choice; they differ in their seeds only."""
     return [
@@ -81,9 +88,10 @@ def sample_requests(
             banned_ids=request.banned,
             grammar=grammar,
             request_id=name.call_id,
-            on_tokens=listener,
+            on_tokens=ears.tokens,
+            on_logps=ears.logps,
         )
-        for name, listener in zip(names, listeners, strict=True)
+        for name, ears in zip(names, listeners, strict=True)
     ]
 
 
@@ -113,32 +121,50 @@ async def sample_all(sampler: Sampler, requests: Sequence[SampleRequest]) -> lis
     ) from failure
 
 
-def listener(live: Live, head: Head, choice: int, on_text: OnText) -> OnTokens:
+def listener(
+    live: Live, head: Head, choice: int, on_text: OnText, bytes_of: Callable[[int], bytes | None] | None = None
+) -> Ears:
     """From tokens in the sampler's thread to text on the event loop that asks. Call it on that loop.
 
     A loop that is behind is woken once for all tokens that wait. A sampler on the loop itself wakes nobody: its tokens
     are shown in the loop's next turn.
+
+    Args:
+      live: finds out what can be shown.
+      head: of the reply.
+      choice: its number.
+      on_text: told it.
+      bytes_of: see `token_bytes.bytes_of`; None where log-probabilities are not wanted.
     """
     loop, own = asyncio.get_running_loop(), threading.get_ident()
-    heard: deque[list[int]] = deque()
+    heard: deque[tuple[list[int], list[float]]] = deque()
     woken = threading.Event()
+    untold: deque[TokenLogp] = deque()
+    told = 0
+    known: list[float] = []  # of the tokens that come next
 
     def show() -> None:
+        nonlocal told
         # Before the ids are taken: those that come later wake the loop again.
         woken.clear()
         new: list[int] = []
         while heard:
-            new += heard.popleft()
-        if new:
-            for kind, delta in live.feed(new):
-                on_text(head, choice, kind, delta)
+            ids, logps = heard.popleft()
+            new += ids
+            if bytes_of is not None:
+                untold.extend(TokenLogp(bytes_of(i) or b"", logp, False) for i, logp in zip(ids, logps, strict=False))
+        for kind, delta in live.feed(new) if new else ():
+            count = min(live.certain - told, len(untold))
+            told += count
+            on_text(head, choice, kind, delta, tuple(untold.popleft() for _ in range(count)))
 
     def hear(new: list[int]) -> None:
-        heard.append(new)
+        heard.append((new, known[:]))
+        known.clear()
         if not woken.is_set():
             woken.set()
             # The loop ends before the sampler where the process stops; nobody is left to show anything to.
             with contextlib.suppress(RuntimeError):
                 (loop.call_soon if threading.get_ident() == own else loop.call_soon_threadsafe)(show)
 
-    return hear
+    return Ears(hear, None if bytes_of is None else known.extend)

@@ -17,7 +17,7 @@ from harnessrl_jax.gateway.logprobs import refuse_unknown
 from harnessrl_jax.gateway.refusal import Refusal, bad_request
 from harnessrl_jax.gateway.registry import OpenRollout
 from harnessrl_jax.gateway.rows import CallKey, Intent
-from harnessrl_jax.gateway.sampling import OnText, SamplingPolicy, listener, room_for, sample_all, sample_requests
+from harnessrl_jax.gateway.sampling import Ears, OnText, SamplingPolicy, listener, room_for, sample_all, sample_requests
 from harnessrl_jax.gateway.store import Store
 from harnessrl_jax.gateway.text import TextCodec
 from harnessrl_jax.gateway.turns import Message, Turn, echo_of
@@ -170,8 +170,10 @@ class Gateway:
     async def _sample(
         self, head: Head, ids: list[int], names: Sequence[CallName], room: int, grammar: str, on_text: OnText | None
     ) -> list[Sample]:
+        wanted = self._codec.bytes_of if head.request.logprobs else None
+        live = lambda: self._reader.live(ids, head.request)
         listeners = [
-            None if on_text is None else listener(self._reader.live(ids, head.request), head, choice, on_text)
+            Ears() if on_text is None else listener(live(), head, choice, on_text, wanted)
             for choice in range(len(names))
         ]
         stop_ids = self._codec.stop_ids

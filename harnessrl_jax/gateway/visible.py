@@ -61,7 +61,7 @@ def settled(text: str, *, thinking: bool, marks: Sequence[str]) -> Split:
       thinking: as for `split`.
       marks: texts after whose beginning nothing is certain: marks of tool calls, stop texts.
     """
-    text = _before(text.removesuffix(REPLACEMENT), marks)
+    text = text[: certain(text, marks)]
     if not thinking:
         return Split("", text.strip())
     if THINK.startswith(text.strip()):
@@ -70,6 +70,11 @@ def settled(text: str, *, thinking: bool, marks: Sequence[str]) -> Split:
     if not closed:
         return Split(_before(reasoning, [THINK_END]).strip(), "")
     return Split(reasoning.strip(), content.strip())
+
+
+def certain(text: str, marks: Sequence[str]) -> int:
+    """How many characters of a turn no further token can change or take back; `marks` as for `settled`."""
+    return len(_before(text.removesuffix(REPLACEMENT), marks))
 
 
 def reasoning_tokens(ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, thinking: bool) -> int:

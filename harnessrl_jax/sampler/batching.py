@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -291,6 +291,17 @@ def settings_of(request: SampleRequest) -> Settings:
         "remaining": np.int32(request.max_new_tokens),
     }
     return Settings(**fields)
+
+
+def tell(request: SampleRequest, blocks: Sequence[Int32[np.ndarray, "token 4"]]) -> None:
+    """Hands new tokens to a caller who wants them early."""
+    if not blocks:
+        return
+    data = np.concatenate(blocks)
+    if request.on_logps is not None:
+        request.on_logps(data[:, 2].copy().view(np.float32).tolist())
+    if request.on_tokens is not None:
+        request.on_tokens(data[:, 0].tolist())
 
 
 def check(request: SampleRequest, engine: Engine) -> None:

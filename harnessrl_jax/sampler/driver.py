@@ -15,7 +15,7 @@ import numpy as np
 from harnessrl_jax import models
 from harnessrl_jax.errors import SamplerError
 from harnessrl_jax.models import DecoderConfig
-from harnessrl_jax.sampler.batching import Batcher, Counts, Job, check
+from harnessrl_jax.sampler.batching import Batcher, Counts, Job, check, tell
 from harnessrl_jax.sampler.engine import Engine
 from harnessrl_jax.sampler.placement import Placement, on_device
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
@@ -35,9 +35,7 @@ class Pending:
     def tell(self) -> None:
         """Hands new tokens to a caller who wants them early."""
         new, self.told = self.job.blocks[self.told :], len(self.job.blocks)
-        on_tokens = self.job.request.on_tokens
-        if on_tokens is not None and new:
-            on_tokens([int(i) for block in new for i in block[:, 0]])
+        tell(self.job.request, new)
 
 
 class LocalSampler:

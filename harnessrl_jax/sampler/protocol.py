@@ -47,6 +47,9 @@ class SampleRequest:
     on_tokens: Callable[[list[int]], None] | None = field(default=None, compare=False, repr=False)
     """Told the ids as they are sampled, in order, before the answer, from any thread; must return at once. A sampler
     that learns of them only at the end need not call it."""
+    on_logps: Callable[[list[float]], None] | None = field(default=None, compare=False, repr=False)
+    """Told the log-probability of each of these tokens under the model itself, in nats, right before `on_tokens`; by a
+    sampler that knows it by then."""
 
     def __post_init__(self) -> None:
         """Refuses impossible values."""

@@ -102,7 +102,10 @@ class Scripted:
         answer = self.script(prompt)
         sample = answer if isinstance(answer, Sample) else self.sample(answer, request.max_new_tokens)
         if request.on_tokens is not None and not self.quiet:
-            for token in sample.output_ids.tolist():
+            told = sample.logps if sample.raw_logps is None else sample.raw_logps
+            for at, token in enumerate(sample.output_ids.tolist()):
+                if request.on_logps is not None and told is not None:
+                    request.on_logps([float(told[at])])
                 request.on_tokens([token])
                 if self.pace is not None:
                     await self.pace()

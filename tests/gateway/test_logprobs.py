@@ -1,6 +1,8 @@
 """What the official client hears of single tokens: log-probabilities, streamed or not, and tokens that it forbids."""
 
+import asyncio
 import dataclasses
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -63,6 +65,46 @@ def test_a_stream_tells_the_same_as_the_whole_reply(house, text):
                 streamed[choice.index] += told(choice) if choice.logprobs else []
     assert streamed == {choice.index: told(choice) for choice in whole.choices}
     assert [(text, logp) for text, logp, _, _ in streamed[1]] == kept(h)
+
+
+def test_they_come_with_their_tokens(house):
+    h = house(lambda prompt: f"In Kenya, at 5,199 metres. {CALL}")
+    sampled, gate = [], threading.Event()
+
+    async def pace():
+        sampled.append(None)
+        while len(sampled) > 6 and not gate.is_set():
+            await asyncio.sleep(0.01)
+
+    h.sampler.pace = pace
+    chunks, early = [], []
+    with h.client() as client:
+        wishes = {"model": "m", "messages": ASK, "tools": [SEARCH], "logprobs": True, "stream": True}
+        for chunk in client.chat.completions.create(**wishes):
+            [choice] = chunk.choices
+            if choice.logprobs:
+                chunks.append((choice.delta.content or "", told(choice)))
+                if not gate.is_set():
+                    early += told(choice)
+                    # Nothing is stored: the rest of the turn is not sampled yet.
+                    assert h.store.counts().get("calls/sampled", 0) == 0
+            if len(early) >= 4:
+                gate.set()
+    assert len(early) >= 4
+    assert [(text, logp) for _, tokens in chunks for text, logp, *_ in tokens] == kept(h)
+    # Up to the call, text and tokens go together; white space at a border is held back until it is known to stay.
+    for said, tokens in chunks[:-1]:
+        assert said.strip() == b"".join(data for _, _, data, _ in tokens).decode().strip()
+
+
+def test_no_token_is_told_that_a_stop_text_takes_back(house):
+    h = house(lambda prompt: "One.END and more")
+    h.sampler.pace = lambda: asyncio.sleep(0)  # token by token
+    with h.client() as client:
+        wishes = {"model": "m", "messages": ASK, "stop": ["END"], "logprobs": True, "stream": True}
+        chunks = [c for chunk in client.chat.completions.create(**wishes) for c in chunk.choices if c.logprobs]
+    assert len(chunks) > 1
+    assert [(text, logp) for choice in chunks for text, logp, *_ in told(choice)] == kept(h)
 
 
 def test_the_streaming_helper_collects_them(house):

@@ -80,20 +80,24 @@ def test_many_at_once_get_what_each_gets_alone(engine, params):
 
 def test_tokens_are_told_block_by_block_before_the_answer(engine, params):
     async def test(sampler):
-        told = []
+        told, logps = [], []
 
         def hear(ids):
             assert not done.is_set()
             told.append(ids)
+            assert sum(map(len, told)) == len(logps)  # those of these tokens were told just before
 
         done = asyncio.Event()
-        request = SampleRequest(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=4, on_tokens=hear)
-        plain = dataclasses.replace(request, on_tokens=None)
+        request = SampleRequest(
+            prompt_ids=(1, 2, 3), max_new_tokens=8, temperature=0.6, seed=4, on_tokens=hear, on_logps=logps.extend
+        )
+        plain = dataclasses.replace(request, on_tokens=None, on_logps=None)
         assert plain == request
         sample = await sampler.complete(request)
         done.set()
         assert [len(ids) for ids in told] == [3, 3, 2]  # the engine's steps
         assert [token for ids in told for token in ids] == sample.output_ids.tolist()
+        assert logps == sample.raw_logps.tolist()
         assert (await sampler.complete(plain)).output_ids.tolist() == sample.output_ids.tolist()
 
     serving(engine, params, test)

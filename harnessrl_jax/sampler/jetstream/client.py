@@ -13,7 +13,7 @@ from typing import IO, Any
 from weakref import WeakKeyDictionary
 
 from harnessrl_jax.errors import SamplerError
-from harnessrl_jax.sampler.batching import Job, result_of
+from harnessrl_jax.sampler.batching import Job, result_of, tell
 from harnessrl_jax.sampler.jetstream.wire import END, LOAD, SERVICE, encode, json_answer, json_bytes, rows
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 from harnessrl_jax.sampler.vocabulary import Vocabulary
@@ -133,10 +133,8 @@ class JetStreamSampler:
         replies = jetstream_pb2_grpc.OrchestratorStub(self._channel()).Decode(question)
         async for reply in replies:
             for row, version in rows(reply.stream_content.samples[0].token_ids):
-                before = len(job.ids)
                 job.add(row, version)
-                if job.request.on_tokens is not None:
-                    job.request.on_tokens(job.ids[before:])
+                tell(job.request, job.blocks[-1:])
                 if job.stopped:  # by a text, of which the server knows nothing, or by an id, after which nothing comes
                     replies.cancel()
                     return

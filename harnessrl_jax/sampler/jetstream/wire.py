@@ -26,7 +26,7 @@ HEADER = 128
 """Words that a request may take besides its prompt."""
 SERVICE, LOAD, END = "harnessrl_jax.Sampler", "Load", "End"
 SENT = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_ids", "request_id")
-AT_HOME = ("prompt_ids", "stop", "on_tokens")
+AT_HOME = ("prompt_ids", "stop", "on_tokens", "on_logps")
 """Sent otherwise, or done by whoever asks."""
 
 
