@@ -279,7 +279,7 @@ def settings_of(request: SampleRequest) -> Settings:
     """A request's wishes as the engine takes them."""
     stop_ids = np.full(STOP_IDS, NO_TOKEN, np.int32)
     stop_ids[: len(request.stop_ids)] = request.stop_ids
-    fields: dict[str, Any] = {  # NumPy values: `insert` moves them to the device with everything else
+    fields: dict[str, Any] = {  # NumPy values: `begin` moves them to the device together
         "temperature": np.float32(request.temperature),
         "top_p": np.float32(request.top_p),
         "top_k": np.int32(request.top_k),

@@ -13,7 +13,7 @@ import jax
 from jaxtyping import PyTree
 
 from harnessrl_jax.attention import Implementation
-from harnessrl_jax.models import DecoderConfig, Remat
+from harnessrl_jax.models import DecoderConfig, Remat, init_cache
 from harnessrl_jax.training.chips import Chip
 from harnessrl_jax.training.state import TrainState
 
@@ -195,9 +195,10 @@ def row_activations(config: DecoderConfig, work: Work, tensor: int, context: int
 
 
 def sampler_memory(config: DecoderConfig, params: PyTree, cached_tokens: int) -> Sampler:
-    """Bytes of the sampler: a whole copy of the parameters, and keys and values of the tokens it keeps, in f32."""
+    """Bytes of the sampler: a whole copy of the parameters, and what `models.init_cache` keeps of its tokens."""
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return Sampler(whole, cached_tokens * config.layers * 2 * config.kv_heads * config.head_dim * 4)
+    token = jax.tree.leaves(jax.eval_shape(lambda: init_cache(config, 1, 1)))
+    return Sampler(whole, cached_tokens * sum(leaf.size * leaf.dtype.itemsize for leaf in token))
 
 
 class Seconds(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from harnessrl_jax.capo import decoder_units, default
-from harnessrl_jax.models import DecoderConfig, init_params
+from harnessrl_jax.models import DecoderConfig, Experts, init_params
 from harnessrl_jax.training import (
     DECODER_RULES,
     Policy,
@@ -20,7 +20,7 @@ from harnessrl_jax.training import (
     step_compiler_options,
 )
 from harnessrl_jax.training.chips import CHIPS
-from harnessrl_jax.training.cost_model import Work, device_bytes, step_flops, step_memory, step_seconds
+from harnessrl_jax.training.cost_model import Work, device_bytes, sampler_memory, step_flops, step_memory, step_seconds
 from harnessrl_jax.trajectories.rows import empty_batch
 
 MODEL = DecoderConfig(
@@ -67,6 +67,13 @@ def test_the_forecast_agrees_with_the_compiler(work):
     assert held.parameters + held.optimiser == arguments
     used = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     assert held.total == pytest.approx(used + found.temp_size_in_bytes, rel=0.2)
+
+
+def test_the_sampler_of_a_mixture_keeps_its_experts_too():
+    """By hand: 3 layers, keys and values of 2 heads of 32 numbers of 4 bytes, and a byte for each of 2 experts."""
+    model = dataclasses.replace(MODEL, experts=Experts(count=4, active=2, renormalise=True))
+    for config, token in ((MODEL, 3 * 2 * 2 * 32 * 4), (model, 3 * (2 * 2 * 32 * 4 + 2))):
+        assert sampler_memory(config, {}, 100).cache == 100 * token
 
 
 def test_seconds_by_hand():
