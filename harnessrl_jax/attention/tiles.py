@@ -139,7 +139,7 @@ def masked(scores: Array, places: Array, bounds: Array, full: Bool[Array, ""]) -
     """The scores of one tile [kv, group * block_q, block_k], MASKED where the pair is not visible.
 
     The branch is not only for the full tiles, which are left as they are: inside the loop, XLA for CPU computes the
-    comparisons with the bounds as it reads them, one pair at a time, which takes three times as long as the products.
+    comparisons with the bounds as it reads them, one pair at a time, which takes as long as three of the products.
     """
 
     def hidden(scores: Array) -> Array:
