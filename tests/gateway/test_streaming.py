@@ -13,7 +13,7 @@ from harnessrl_jax.gateway import Store
 from harnessrl_jax.gateway.chat import parse_request
 from harnessrl_jax.gateway.chat_reply import ChatEvents
 from harnessrl_jax.gateway.delivery import Delta, Stream
-from harnessrl_jax.gateway.exchange import Choice, Head, Reply
+from harnessrl_jax.gateway.exchange import Choice, Head, Reply, TokenLogp
 from harnessrl_jax.gateway.live import Live
 from harnessrl_jax.gateway.sampling import listener
 from harnessrl_jax.gateway.service import Answer
@@ -192,9 +192,11 @@ def test_choices_stream_side_by_side(house):
 def waiting(send):
     """What a stream settles whose text and end were there before it began to send."""
     head = Head(request=parse_request(json.dumps({"messages": ASK})), call_id="c", created=0, prompt_tokens=1)
-    choice = Choice(content="abc", tool_calls=(), finish="stop", reasoning="r")
+    tokens = tuple(TokenLogp(text.encode(), -float(at), False) for at, text in enumerate("rabc"))
+    choice = Choice(content="abc", tool_calls=(), finish="stop", reasoning="r", logprobs=tokens)
     answer = Answer(Reply(head=head, choices=[choice], completion_tokens=4, reasoning_tokens=1), ())
-    deltas = [Delta(head, 0, kind, text) for kind, text in (("reasoning", "r"), ("content", "a"), ("content", "b"))]
+    kinds = ("reasoning", "content", "content")
+    deltas = [Delta(head, 0, kind, text, (token,)) for kind, text, token in zip(kinds, "rab", tokens, strict=False)]
     settled = []
 
     async def receive():
@@ -222,8 +224,14 @@ def test_text_that_waits_goes_out_in_one_piece():
 
     assert waiting(send)
     _start, text, end = sent
-    chunks = [json.loads(line[6:])["choices"][0]["delta"] for line in text["body"].decode().split("\n\n")[:-1]]
-    assert chunks == [{"role": "assistant", "content": ""}, {"reasoning_content": "r"}, {"content": "ab"}]
+    choices = [json.loads(line[6:])["choices"][0] for line in text["body"].decode().split("\n\n")[:-1]]
+    told = [choice["logprobs"] and [token["token"] for token in choice["logprobs"]["content"]] for choice in choices]
+    assert told == [None, ["r"], ["a", "b"]]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "r"},
+        {"content": "ab"},
+    ]
     assert (text["more_body"], b'"content":"c"' in end["body"], b"[DONE]" in end["body"]) == (True, True, True)
 
 
