@@ -135,6 +135,8 @@ class Behaviour(Section):
     decode_steps: int = Field(default=4, ge=1)
     """Tokens sampled between two looks at the queue."""
     prefill_chunk_tokens: int = Field(default=64, ge=8)
+    prefill_rows: int = Field(default=1, ge=1)
+    """Prompt chunks that one prefill call reads, of one prompt or of several; missing ones are padded, at full cost."""
     prefix_cache_chunks: int = Field(default=4096, ge=0)
     """Prompt chunks whose keys and values are kept between calls of one weights version."""
 

@@ -71,6 +71,7 @@ def _in_process(config: Config, model: DecoderConfig) -> LocalSampler:
         chunk=behaviour.prefill_chunk_tokens,
         steps=behaviour.decode_steps,
         pages=behaviour.prefix_cache_chunks,
+        rows=behaviour.prefill_rows,
     )
     return LocalSampler(engine, lanes=behaviour.lanes, vocabulary=_vocabulary(config, model))
 
@@ -81,6 +82,7 @@ def _jetstream(config: Config, process: JetStreamProcess, model: DecoderConfig, 
         "slots": behaviour.slots + 1,  # one is held, see `sampler.jetstream.server`
         "length": _slot_length(config),
         "chunk": behaviour.prefill_chunk_tokens,
+        "rows": behaviour.prefill_rows,
     }
     return JetStreamSampler(
         process.address,

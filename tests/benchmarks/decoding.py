@@ -5,17 +5,19 @@
     python tests/benchmarks/decoding.py MODEL [--transformers PYTHON] [--llama PYTHON] [--batches 1 8 32] [--core 1]
 
 Each engine runs in a process of its own on one core, alone while it is measured; engines take turns, and medians are
-reported. PYTHON is an interpreter with torch and transformers, or with `xllamacpp` (llama.cpp as wheels). Weights are
-float32 everywhere; `llama.cpp Q4_1` reads the published file of a fifth of the bytes. Sampling is at temperature 1 with
-no cut and no end. A run of `--new` tokens after the first, less a run of the first alone, is decoding; that of the
-first is prefill.
+reported; `ours, 4 rows` reads four chunks of prompts in each prefill call. PYTHON is an interpreter with torch and
+transformers, or with `xllamacpp` (llama.cpp as wheels). Weights are float32 everywhere; `llama.cpp Q4_1` reads the
+published file of a fifth of the bytes. Sampling is at temperature 1 with no cut and no end. A run of `--new` tokens
+after the first, less a run of the first alone, is decoding; that of the first is prefill.
 
-The limit of a step is the larger of two times: to read weights and cache once at the bandwidth of a matrix-vector
-product, and to multiply at the rate of a square matrix product, both of NumPy on the same core in the same run.
+The limit of a step is the larger of two times: to read weights and cache once at the bandwidth of a long vector's
+product with itself, and to multiply at the rate of a square matrix product, both of NumPy on the same core in the same
+run.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import pathlib
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple
 
 Generate = Callable[[list[list[int]], int], Any]
 """Prompts and the number of tokens to sample after each."""
-SQUARE, TALL = 1536, 100_000_000
+SQUARE, LONG = 1536, 100_000_000
 VOCABULARY = 49_152
 
 
@@ -42,8 +44,8 @@ class Engine(NamedTuple):
     model: str
 
 
-def ours(model: str, slots: int, length: int) -> Generate:
-    """LocalSampler as `launch serve` makes it."""
+def ours(model: str, slots: int, length: int, rows: int = 1) -> Generate:
+    """LocalSampler as `launch serve` makes it; `rows` chunks of prompts share a call."""
     import jax
 
     from harnessrl_jax.sampler import Engine as Sizes
@@ -51,7 +53,7 @@ def ours(model: str, slots: int, length: int) -> Generate:
     from harnessrl_jax.weights import load_model
 
     config, params = load_model(pathlib.Path(model))
-    sizes = Sizes(config=config, slots=slots, length=length, chunk=32, steps=8, pages=0)
+    sizes = Sizes(config=config, slots=slots, length=length, chunk=32, steps=8, pages=0, rows=rows)
     sampler = LocalSampler(sizes)
     sampler.load_weights(jax.tree.map(jax.numpy.asarray, params), 0)
     loop = asyncio.new_event_loop()
@@ -107,7 +109,8 @@ def llama(model: str, slots: int, length: int) -> Generate:
 
 def serve(kind: str, model: str, slots: int, length: int) -> None:
     """The process of an engine: a line with prompts and a number in, a line with the seconds of CPU out."""
-    generate = {"ours": ours, "transformers": transformers, "llama": llama}[kind](model, slots, length)
+    kinds = {"ours": ours, "fours": functools.partial(ours, rows=4), "transformers": transformers, "llama": llama}
+    generate = kinds[kind](model, slots, length)
     for line in sys.stdin:
         prompts, new = json.loads(line)
         begun = time.process_time()
@@ -147,11 +150,11 @@ class Process:
 
 
 def bandwidth() -> float:
-    """Bytes a second that a matrix-vector product reads."""
+    """Bytes a second that a vector's product with itself reads; a matrix-vector product reads half as many."""
     import numpy as np
 
-    matrix, vector = np.ones((TALL // 1000, 1000), np.float32), np.ones(1000, np.float32)
-    return matrix.nbytes / _least(lambda: matrix @ vector)
+    vector = np.ones(LONG, np.float32)
+    return vector.nbytes / _least(lambda: vector @ vector)
 
 
 def multiplications() -> float:
@@ -261,6 +264,7 @@ def main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         engines = [Engine("ours", sys.executable, "ours", given.model)]
+        engines.append(Engine("ours, 4 rows", sys.executable, "fours", given.model))
         if given.transformers:
             engines.append(Engine("transformers", given.transformers, "transformers", given.model))
         if given.llama:

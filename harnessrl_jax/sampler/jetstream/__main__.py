@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server.add_argument("--port", type=int, default=9000, help="0 takes any")
     server.add_argument("--slots", type=int, default=16, help="one of them is always held")
     server.add_argument("--length", type=int, default=512, help="tokens of prompt and output together")
-    server.add_argument("--chunk", type=int, default=32, help="prompt tokens read at once")
+    server.add_argument("--chunk", type=int, default=32, help="prompt tokens read and kept together")
+    server.add_argument("--rows", type=int, default=1, help="chunks of a prompt that one call reads")
     plain = server.add_argument_group("prompts by themselves")
     plain.add_argument("--stop-id", type=int, action="append", default=[], help="may be repeated")
     plain.add_argument("--temperature", type=float, default=0.0)
@@ -53,7 +54,8 @@ def _serve(options: argparse.Namespace) -> None:
     if options.with_stdin:
         threading.Thread(target=_end_with_stdin, name="end with standard input", daemon=True).start()
     config, params = load_model(options.folder)
-    engine = Engine(config=config, slots=options.slots, length=options.length, chunk=options.chunk, steps=1, pages=0)
+    sizes = {"slots": options.slots, "length": options.length, "chunk": options.chunk, "rows": options.rows}
+    engine = Engine(config=config, **sizes, steps=1, pages=0)
     text = Text(Tokenizer.from_file(str(options.folder / "tokenizer.json")))
     plain = dataclasses.replace(
         NOBODY.request, temperature=options.temperature, seed=options.seed, stop_ids=tuple(options.stop_id)
