@@ -210,7 +210,7 @@ class Rollouts:
 
         Returns:
           What happened, counted; see `OpenRollout.counts`. Later calls of the harness get 409 and count as `late`, as
-          long as the rollout is among the last 1024 that were closed, and 404 after that.
+          long as the rollout is among the last `REMEMBERED` that were closed, and 404 after that.
 
         Raises:
           GatewayError: no such rollout, or replies are stuck.
@@ -266,7 +266,8 @@ class Rollouts:
 
     def open_count(self) -> int:
         """How many rollouts may call the model."""
-        return len(self._open)
+        with self._gate:  # one whose replies are stuck is frozen already
+            return sum(not rollout.closed for rollout in self._open.values())
 
     def _get(self, key: tuple[str, str, int]) -> OpenRollout | None:
         with self._gate:

@@ -147,6 +147,7 @@ def test_closing_waits_until_a_reply_on_its_way_is_settled(house):
         GatewayError, match=r"attempt 0: 1 replies were still being sent after 0\.05 s\. Stop the harness"
     ):
         h.rollouts.close("run", "r0", 0, timeout_s=0.05)
+    assert h.rollouts.open_count() == 0  # it may not call the model any more
     closing = threading.Thread(target=lambda: (h.rollouts.close("run", "r0", 0), closed.set()))
     closing.start()
     assert not closed.wait(0.1)
