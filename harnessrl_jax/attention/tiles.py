@@ -138,8 +138,8 @@ def backward(
 def masked(scores: Array, places: Array, bounds: Array, full: Bool[Array, ""]) -> Array:
     """The scores of one tile [kv, group * block_q, block_k], MASKED where the pair is not visible.
 
-    The branch is not only for the full tiles, which are left as they are: inside the loop, XLA for CPU computes the
-    comparisons with the bounds as it reads them, one pair at a time, which takes as long as three of the products.
+    The branch is not only for the full tiles, which are left as they are: without it XLA for CPU fuses the slice of the
+    bounds into the comparisons, and a masked tile takes as long as three of the products.
     """
 
     def hidden(scores: Array) -> Array:
