@@ -106,10 +106,10 @@ def work_of(config: Config, goal: Objective) -> Work:
 
 
 def cached_tokens(config: Config) -> int:
-    """Tokens whose keys and values the sampler has room for: its slots, one prompt a lane, and the kept chunks."""
+    """Tokens whose keys and values the sampler has room for: its slots and the kept chunks."""
     behaviour = config.behaviour
     pages = (behaviour.prefix_cache_chunks + 1) * behaviour.prefill_chunk_tokens
-    return (behaviour.slots + behaviour.lanes) * behaviour.context_tokens + pages
+    return behaviour.slots * behaviour.context_tokens + pages
 
 
 def _heading(config: Config, chip: ChipName, found: Forecast) -> list[str]:
