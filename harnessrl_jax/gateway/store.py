@@ -101,9 +101,16 @@ class Store:
         return self._writer
 
     def open_attempt(self, rollout_id: str, attempt: int) -> int:
-        """Starts a life of an attempt, hides the rows of earlier ones, and returns its number, from 1. Durable."""
+        """Starts a life of an attempt, and returns its number, from 1. Durable.
+
+        Rows of earlier lives are hidden, and with them every later attempt of the rollout: attempts follow one another,
+        so those that are there already are what a killed process left.
+        """
 
         def operation(connection: sqlite3.Connection) -> int:
+            connection.execute(
+                "UPDATE attempts SET life = life + 1 WHERE rollout_id = ? AND attempt > ?", (rollout_id, attempt)
+            )
             row = connection.execute(
                 "INSERT INTO attempts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET life = life + 1 RETURNING life",
                 (rollout_id, attempt),

@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,13 +121,13 @@ def _audit(
     owner = ask("SELECT value FROM settings WHERE name = 'run_id'").fetchone()
     run_id = owner[0] if owner else None
     outcomes: dict[str, list[Rollout]] = {}
-    decided: set[tuple[str, int]] = set()
+    decided: dict[tuple[str, int], str] = {}
     rows = ask(f"SELECT {', '.join(RawRollout._fields)} FROM rollouts ORDER BY rollout_id, attempt, life")
     for raw in (RawRollout(*row) for row in rows):
         wrong, rollout = read_rollout(raw, run_id)
         out += orphan(raw, attempts) + wrong
         if raw.life == attempts.get((raw.rollout_id, raw.attempt)):
-            decided.add((raw.rollout_id, raw.attempt))
+            decided[raw.rollout_id, raw.attempt] = raw.status
             if rollout is not None:
                 outcomes.setdefault(raw.group_id, []).append(rollout)
     places: list[CallPlace] = []
@@ -178,13 +178,19 @@ def _attempts(stored: Sequence[StoredCall]) -> Iterator[list[StoredCall]]:
     yield from by_attempt.values()
 
 
-def _undecided(attempts: dict[tuple[str, int], int], decided: set[tuple[str, int]]) -> list[Finding]:
-    """Attempts of a finished run that have no outcome; while a run goes on they are at work."""
+def _undecided(attempts: Mapping[tuple[str, int], int], decided: Mapping[tuple[str, int], str]) -> list[Finding]:
+    """Attempts of a finished run that have no outcome; while a run goes on they are at work.
+
+    An attempt that is not the machine's failure is the last: those behind it were left by a process that was killed,
+    and are hidden.
+    """
+    last = {rollout: attempt for (rollout, attempt), status in decided.items() if status != "infra_failure"}
     what = "the run is finished, but the attempt has no outcome, so that its calls are in no group"
     fix = "Start the run again with its configuration, which runs what is missing; or delete the rows of the attempt."
     return [
         Finding("orphan", f"rollout {rollout!r}, attempt {attempt}", what, fix)
-        for rollout, attempt in sorted(attempts.keys() - decided)
+        for rollout, attempt in sorted(attempts.keys() - decided.keys())
+        if attempt < last.get(rollout, attempt + 1)
     ]
 
 

@@ -110,7 +110,7 @@ def _grouped(calls: Sequence[KeptCall], rollouts: Sequence[Rollout]) -> Iterator
     by_attempt: dict[tuple[str, int], list[KeptCall]] = {key: [] for key in outcome}
     for item in calls:
         by_attempt.setdefault((item.call.rollout_id, item.call.attempt), []).append(item)
-    for key, own in by_attempt.items():
+    for key, own in sorted(by_attempt.items()):  # an attempt hides those behind it when it is opened
         yield Attempt(outcome.get(key), tuple(own))
 
 

@@ -103,7 +103,7 @@ def open_services(
     config: Config, folder: RunFolder, sampler: Sampler, codec: TextCodec, *, address: Address = LOCAL
 ) -> Iterator[Services]:
     """Starts gateway and store; both are closed at the end, the sampler with them."""
-    store = Store(folder.store)
+    store = Store(folder.store, run_id=config.name)
     with (
         contextlib.closing(store),
         Server(address.host, address.port, public=address.public_url is not None) as server,

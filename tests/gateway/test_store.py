@@ -141,7 +141,7 @@ def test_calls_are_ordered_by_arrival_and_choice(store):
 
 
 def test_calls_of_a_group_and_of_one_attempt(store):
-    for rollout, attempt, group in (("b", 0, "g"), ("a", 1, "g"), ("a", 0, "g"), ("c", 0, "other")):
+    for rollout, attempt, group in (("b", 0, "g"), ("a", 0, "g"), ("a", 1, "g"), ("c", 0, "other")):
         store.open_attempt(rollout, attempt)
         keep(store, a_call(rollout_id=rollout, attempt=attempt, group_id=group))
     of_group = [(kept.call.rollout_id, kept.call.attempt) for kept in store.calls_of_group("g")]
@@ -171,6 +171,30 @@ def test_an_attempt_opened_again_hides_what_it_had(path):
             "rollouts/completed": 1,
             "rollouts/abandoned": 1,
         }
+
+
+def test_what_a_killed_process_tried_again_is_not_the_last_attempt(path):
+    """It died after a second attempt; started again, the first one works."""
+    with Store(path) as store:
+        for attempt, status in enumerate(("infra_failure", "completed")):
+            store.open_attempt("r", attempt)
+            keep(store, a_call(attempt=attempt))
+            reward = {"reward": None, "answer": None} if status == "infra_failure" else {}
+            store.put_rollout(a_rollout(attempt=attempt, status=status, process_rewards={}, **reward))
+        store.open_attempt("other", 1)
+        keep(store, a_call(rollout_id="other", attempt=1))
+    with Store(path) as store:
+        assert store.open_attempt("r", 0) == 2
+        keep(store, a_call(version_start=9, version_end=9), life=2)
+        store.put_rollout(a_rollout(reward=1.0))
+        assert [(rollout.attempt, rollout.reward) for rollout in store.rollouts()] == [(0, 1.0)]
+        found = [(kept.call.rollout_id, kept.call.attempt) for kept in store.calls_of_group("g")]
+        assert found == [("other", 1), ("r", 0)]
+        # Tried again in earnest, it is there.
+        assert store.open_attempt("r", 1) == 3
+        keep(store, a_call(attempt=1), life=3)
+        assert len(store.calls("r", 1)) == 1
+        assert len(store.calls("r", 0)) == 1
 
 
 def test_an_intent_without_an_answer_is_lost_at_the_next_opening(path):

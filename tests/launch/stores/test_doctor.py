@@ -182,6 +182,15 @@ def test_a_finished_run_has_an_outcome_for_every_attempt(store_path, model):
     assert "rollout 'b', attempt 0" in found.findings[0].where
 
 
+def test_attempts_that_a_killed_process_left_need_no_outcome(store_path, model):
+    (store_path.parent / "summary.json").write_text("{}")
+    attempts = [("INSERT INTO attempts VALUES ('b', 1, 2)", []), ("INSERT INTO attempts VALUES ('c', 0, 1)", ["c"])]
+    for statement, wrong in attempts:
+        edit(store_path, statement)
+        found = audit(store_path.parent, model).findings
+        assert [finding.where for finding in found] == [f"rollout {name!r}, attempt 0" for name in wrong]
+
+
 def test_a_call_id_and_a_place_are_used_once(store_path, model):
     change(store_path, "b0", call_id="a0")
     edit(store_path, "UPDATE calls SET call_id = 'a0' WHERE call_id = 'b0' AND life = 2")

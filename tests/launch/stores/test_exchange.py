@@ -1,5 +1,6 @@
 """A store through files and back, and documents of other programs into a store."""
 
+import dataclasses
 import json
 import sqlite3
 
@@ -9,6 +10,7 @@ from harnessrl_jax.gateway import Store
 from harnessrl_jax.launch import __main__ as command_line
 from harnessrl_jax.launch.doctor import audit
 from harnessrl_jax.launch.kept import attempts
+from harnessrl_jax.trajectories.interchange import kept, to_lines
 
 
 def held(path):
@@ -46,6 +48,14 @@ def test_what_people_said_is_in_the_documents(tmp_path, store_path, model, capsy
     assert document["steps"][2]["observation"]["results"][0] == {"content": "N'Djamena", "source_call_id": "t0"}
     (researcher,) = document["subagent_trajectories"]
     assert [step["message"] for step in researcher["steps"]] == ["capital of Chad", "I look.", "N'Djamena, it says."]
+
+
+def test_attempts_may_come_in_any_order(tmp_path, calls, capsys):
+    lines, back = tmp_path / "lines.jsonl", tmp_path / "back.sqlite"
+    backwards = [dataclasses.replace(calls["other"], attempt=n, call_id=f"b{n}") for n in (2, 0, 1)]
+    lines.write_text("\n".join(to_lines(map(kept, backwards), ())))
+    assert command_line.main(["import", str(lines), "--format", "jsonl", "--store", str(back)]) == 0
+    assert [attempt.calls[0].call.attempt for attempt in held(back)] == [0, 1, 2]
 
 
 def test_a_rollout_without_a_call_is_named(tmp_path, store_path, model, capsys):
