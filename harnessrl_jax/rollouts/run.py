@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from harnessrl_jax.errors import RolloutError
+from harnessrl_jax.errors import HarnessRLError, RolloutError
 from harnessrl_jax.rollouts.jobs import Job, Outcome
 from harnessrl_jax.trajectories.records import Rollout, RolloutStatus, Task
 
@@ -110,6 +110,7 @@ async def run_groups(
 
     Raises:
       RolloutError: an id that cannot be part of a URL, a task given twice, or a harness that cannot be run at all.
+      HarnessRLError: what `effects` raised first; everything else is cancelled.
     """
     rollouts = _identities(tasks, group_size, label, run_id, harness)
     _check(rollouts, max_attempts)
@@ -120,7 +121,7 @@ async def run_groups(
                 group.create_task(_rollout(by_id[first.task_id], first, version, max_attempts, effects))
                 for first in rollouts
             ]
-    except* RolloutError as errors:
+    except* HarnessRLError as errors:
         raise _first(errors) from None
     return [task.result() for task in running]
 

@@ -1,10 +1,11 @@
 import asyncio
 import dataclasses
 import itertools
+import types
 
 import pytest
 
-from harnessrl_jax.errors import RolloutError
+from harnessrl_jax.errors import RolloutError, StoreError
 from harnessrl_jax.rollouts import Effects, Outcome, Verdict, classify, failure_counts, run_groups
 from harnessrl_jax.trajectories.records import Task
 
@@ -168,6 +169,26 @@ def test_a_harness_that_cannot_run_ends_the_run_and_closes_every_endpoint():
         world.run("a", "b", group_size=2)
     opened = {event[1:] for event in world.events if event[0] == "open"}
     assert len(opened) == 4
+    assert opened == {event[1:] for event in world.events if event[0] == "close"}
+
+
+def test_an_outcome_that_cannot_be_stored_ends_the_run_with_its_own_words():
+    world = World()
+    never = asyncio.Event()
+
+    async def run_job(job, *, alone):
+        if job.job_id != "3-a-0/0":
+            await never.wait()
+        return Outcome(ending="completed", answer="yes", detail="")
+
+    def record(rollout):
+        raise StoreError("the disk is full")
+
+    world.run_job = run_job
+    world.records = types.SimpleNamespace(append=record)
+    with pytest.raises(StoreError, match=r"^the disk is full$"):
+        world.run("a", "b", group_size=2)
+    opened = {event[1:] for event in world.events if event[0] == "open"}
     assert opened == {event[1:] for event in world.events if event[0] == "close"}
 
 
