@@ -1,14 +1,17 @@
 """Faults that other gateways had, each by the smallest input that shows it."""
 
+import dataclasses
 import json
 import shutil
 import time
 import urllib.parse
 from http.client import HTTPConnection
 
+import numpy as np
 import pytest
 
 from harnessrl_jax.gateway import TextCodec
+from harnessrl_jax.rollouts import Outcome, classify, limits_reached
 
 ASK = [{"role": "user", "content": "Hi"}]
 PATHS = {
@@ -103,3 +106,57 @@ def test_an_idle_connection_takes_the_next_request(house):
         assert json.loads(connection.getresponse().read())["choices"][0]["message"]["content"] == "Yes."
     connection.close()
     assert len(h.calls()) == 2
+
+
+def test_new_weights_in_the_middle_of_a_reply_are_in_its_record(house):
+    h = house(None)
+    plain = h.sampler.sample("In Kenya.")
+    versions = np.full_like(plain.versions, 4)
+    versions[-1] = 5
+    h.sampler.script = lambda prompt: dataclasses.replace(plain, versions=versions)
+    h.post({"messages": ASK})
+    [kept] = h.calls()
+    assert (kept.call.version_start, kept.call.version_end) == (4, 5)
+
+
+def test_log_probabilities_are_absent_from_the_call_that_lacks_them_and_no_other(house):
+    h = house(None)
+    plain = h.sampler.sample("Yes.")
+    answers = [plain, dataclasses.replace(plain, logps=None, logp_kind=None), plain]
+    h.sampler.script = lambda prompt: answers[len(h.sampler.requests) - 1]
+    for _ in answers:
+        assert h.post({"messages": ASK}).status_code == 200
+    assert [None if kept.call.logps is None else kept.call.logps.tolist() for kept in h.calls()] == [
+        plain.logps.tolist(),
+        None,
+        plain.logps.tolist(),
+    ]
+
+
+@pytest.mark.parametrize("name", ["logps", "versions"])
+def test_fewer_numbers_than_tokens_are_no_call(house, name):
+    """Which of them is missing nobody knows: all that follow it would stand at another token."""
+    h = house(None)
+    plain = h.sampler.sample("In Kenya.")
+    h.sampler.script = lambda prompt: dataclasses.replace(plain, **{name: np.delete(getattr(plain, name), 1)})
+    refused = h.post({"messages": ASK})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal_error")
+    assert h.calls() == []
+    assert h.store.counts() == {"calls/failed": 1}
+
+
+def test_replies_that_the_context_cuts_are_no_successes(house, codec):
+    """A harness may go on with room for one token only; it gets that token, and the record says why it is alone."""
+    h = house(lambda prompt: "go on", context_tokens=len(codec.prompt(ASK)) + 1)
+    for _ in range(13):
+        reply = h.post({"messages": ASK}).json()
+        assert (reply["choices"][0]["finish_reason"], reply["usage"]["completion_tokens"]) == ("length", 1)
+    assert {(kept.call.finish, kept.notes["max_new_tokens"]) for kept in h.calls()} == {("length", 1)}
+    assert h.post({"messages": [*ASK, *ASK]}).status_code == 400
+    counts = h.rollouts.close("run", "r0", 0)
+    assert counts["finish/length"] == 13
+    # What the harness makes of this decides only if it answers all the same.
+    refusal = limits_reached(counts)
+    assert refusal == "context_length_exceeded x1"
+    gave_up = Outcome(ending="gave_up", answer=None, detail="")
+    assert classify(gave_up, refusal) == ("truncated", f"limit: {refusal}")

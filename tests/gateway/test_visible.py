@@ -92,8 +92,8 @@ def sample(codec, ids):
         logp_kind=LogpKind(mode="raw", temperature=1.0, top_p=1.0, top_k=0),
         versions=np.arange(count, dtype=np.int32),
         finish="length",
-        raw_logps=np.arange(count, dtype=np.float32),
-        survival=None,
+        raw_logps=None,
+        survival=np.linspace(0.5, 1.0, count, dtype=np.float32),
         experts=np.arange(count + 2, dtype=np.uint8)[:, None, None],  # of a prompt of three tokens
     )
 
@@ -104,8 +104,9 @@ def test_a_stop_text_ends_the_sample_at_the_token_that_completes_it(codec):
     assert (stop.text, stop.rest) == ("STOP", "STOP")
     assert codec.decode(cut.output_ids) == "a STOP"
     assert cut.finish == "stop"
-    assert [len(values) for values in (cut.logps, cut.raw_logps, cut.versions)] == [6, 6, 6]
-    assert cut.survival is None
+    assert cut.logps.tolist() == cut.versions.tolist() == list(range(6))
+    assert cut.survival.tolist() == sample(codec, ids).survival[:6].tolist()
+    assert cut.raw_logps is None
     assert cut.experts.ravel().tolist() == list(range(3 + 5))
     # What shares a token with the end of the stop text was sampled with it.
     whole = codec.encode_plain("a <tool")[-1:]
