@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from harnessrl_jax.errors import TextError
 from harnessrl_jax.gateway.guard import Guard, Guarded
 from harnessrl_jax.gateway.template import ChatTemplate
-from harnessrl_jax.gateway.token_bytes import bytes_of
+from harnessrl_jax.gateway.token_bytes import bytes_of, whole_characters
 from harnessrl_jax.trajectories.formats import ToolFormat, format_of_template
 
 _CACHED_PIECES = 8192
@@ -58,6 +58,7 @@ class TextCodec:
         self._template = ChatTemplate(_template_source(folder, settings), f"{folder}: chat template", _names(settings))
         self._guard = Guard(self._control, self._template.source)
         self.bytes_of = bytes_of(self._full, document.get("decoder"))
+        self._whole_characters = whole_characters(self._full, document.get("decoder"))
         self.encode_plain = functools.lru_cache(_CACHED_PIECES)(self._encode_plain)
         self.vocab_size: int = self._full.get_vocab_size(with_added_tokens=True)
         self.stop_ids = self._stop_ids(settings, generation)
@@ -120,7 +121,7 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens spelled out; bytes that are no text become U+FFFD."""
-        return self._full.decode(list(ids), skip_special_tokens=False)
+        return self._full.decode(list(self._whole_characters(ids)), skip_special_tokens=False)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)

@@ -1,7 +1,8 @@
 """A tokenizer's ids -> the bytes that each of them stands for. Pure."""
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -24,7 +25,7 @@ def bytes_of(tokenizer: Tokenizer, decoder: Mapping[str, Any] | None) -> Callabl
       The letters that stand for bytes: GPT-2's `bytes_to_unicode`.
     """
     added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
-    letters = _byte_of_letter() if _is_byte_level(decoder) else {}
+    letters = _byte_of_letter() if _has(decoder, "ByteLevel") else {}
 
     def of(token: int) -> bytes | None:
         if token in added:
@@ -40,9 +41,45 @@ def bytes_of(tokenizer: Tokenizer, decoder: Mapping[str, Any] | None) -> Callabl
     return of
 
 
-def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+def whole_characters(
+    tokenizer: Tokenizer, decoder: Mapping[str, Any] | None
+) -> Callable[[Sequence[int]], Sequence[int]]:
+    """Lets a decoder with bytes as a fallback lose no character that is whole.
+
+    Such a decoder takes all bytes in a row together: if the last character of them is cut, every byte becomes U+FFFD,
+    also those of characters before it. So a text could not be shown before its end.
+
+    Args:
+      tokenizer: the one that decodes.
+      decoder: the part of that name of its `tokenizer.json`.
+
+    Returns:
+      ids -> ids to decode instead, in which one U+FFFD stands for each part that is no character.
+    """
+    found = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+    tokens = [token for token in found if token is not None]
+    if not _has(decoder, "ByteFallback") or len(tokens) < len(found):
+        return lambda ids: ids
+    byte_of = {token: byte for byte, token in enumerate(tokens)}
+
+    def of(ids: Sequence[int]) -> Sequence[int]:
+        if byte_of.keys().isdisjoint(ids):
+            return ids
+        out: list[int] = []
+        for in_bytes, run in itertools.groupby(ids, byte_of.__contains__):
+            if in_bytes:
+                text = bytes(map(byte_of.__getitem__, run)).decode(errors="replace")
+                out += map(tokens.__getitem__, text.encode())
+            else:
+                out += run
+        return out
+
+    return of
+
+
+def _has(decoder: Mapping[str, Any] | None, kind: str) -> bool:
     parts = (decoder or {}).get("decoders") or [decoder or {}]
-    return any(part.get("type") == "ByteLevel" for part in parts)
+    return any(part.get("type") == kind for part in parts)
 
 
 def _byte_of_letter() -> dict[str, int]:
