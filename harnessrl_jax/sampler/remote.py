@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -22,6 +22,9 @@ from harnessrl_jax.sampler.protocol import Sample, SampleRequest
 
 Json = dict[str, Any]
 POLL_S = 0.01  # how often a held-back request looks whether the swap is over
+# Servers close connections that were idle for some seconds (uvicorn: 5). A request that meets that is lost, and cannot
+# be sent again, because it may have been read.
+IDLE_S = 1.0
 
 
 class Wire(Protocol):
@@ -207,7 +210,7 @@ class RemoteSampler:
         """This event loop's connections."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            limits = httpx.Limits(max_connections=None)
+            limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
             self._clients[loop] = httpx.AsyncClient(
                 base_url=self._url, headers=self._headers, timeout=self._timeout_s, limits=limits, trust_env=False
             )
@@ -217,6 +220,12 @@ class RemoteSampler:
         return SamplerError(
             f"{self._url}: {what}: {type(error).__name__}: {error}. Is the server running, and is this its address?"
         )
+
+
+def check_count(ids: Sequence[int], said: int) -> None:
+    """Raises ValueError unless these are as many ids as the server says that it sampled; it may have lost some."""
+    if len(ids) != said:
+        raise ValueError(f"{len(ids)} tokens, but the server counts {said}")
 
 
 def _check(reply: httpx.Response, where: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from harnessrl_jax.errors import WishError
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
-from harnessrl_jax.sampler.remote import Json
+from harnessrl_jax.sampler.remote import Json, check_count
 from harnessrl_jax.trajectories.records import LogpKind
 
 
@@ -59,6 +59,7 @@ class SGLang:
         finish = meta["finish_reason"]["type"]
         if finish not in ("stop", "length"):
             raise ValueError(f"finish_reason {meta['finish_reason']!r}")
+        check_count(meta["output_token_logprobs"], meta["completion_tokens"])
         ids = np.asarray([token for _, token, *_ in meta["output_token_logprobs"]], np.int32)
         logps = np.asarray([logp for logp, *_ in meta["output_token_logprobs"]], np.float32)
         greedy = request.temperature == 0.0

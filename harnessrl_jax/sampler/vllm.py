@@ -13,7 +13,7 @@ import numpy as np
 
 from harnessrl_jax.errors import WishError
 from harnessrl_jax.sampler.protocol import Sample, SampleRequest
-from harnessrl_jax.sampler.remote import Json
+from harnessrl_jax.sampler.remote import Json, check_count
 from harnessrl_jax.trajectories.records import LogpKind
 
 UNCUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -64,6 +64,7 @@ class VLLM:
     def sample(self, reply: Any, request: SampleRequest, version: int) -> Sample:
         """The one choice."""
         (choice,) = reply["choices"]
+        check_count(choice["token_ids"], reply["usage"]["completion_tokens"])
         ids = np.asarray(choice["token_ids"], np.int32)
         logps = np.asarray(choice["logprobs"]["token_logprobs"], np.float32)
         finish = choice["finish_reason"]

@@ -57,7 +57,8 @@ class EngineServer:
         assert (body["model"], body["return_token_ids"]) == ("tiny", True)
         sample = await self.sample(body["prompt"], body, body["seed"], "max_tokens")
         choice = {"index": 0, "finish_reason": sample.finish, "token_ids": sample.output_ids.tolist()}
-        return JSONResponse({"choices": [choice | {"logprobs": {"token_logprobs": sample.logps.tolist()}}]})
+        choice |= {"logprobs": {"token_logprobs": sample.logps.tolist()}}
+        return JSONResponse({"choices": [choice], "usage": {"completion_tokens": len(sample.output_ids)}})
 
     async def vllm_rpc(self, request):
         body = await request.json()
@@ -70,6 +71,7 @@ class EngineServer:
         sample = await self.sample(body["input_ids"], sampling, sampling["sampling_seed"], "max_new_tokens")
         logps = [[logp, token, None] for logp, token in zip(sample.logps.tolist(), sample.output_ids.tolist())]
         meta = {"id": body["rid"], "finish_reason": {"type": sample.finish}, "output_token_logprobs": logps}
+        meta["completion_tokens"] = len(logps)
         return JSONResponse({"output_ids": sample.output_ids.tolist(), "meta_info": meta})
 
     async def sglang_update(self, request):

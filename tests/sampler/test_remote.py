@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from harnessrl_jax.errors import SamplerError
-from harnessrl_jax.sampler import SampleRequest
+from harnessrl_jax.sampler import SampleRequest, remote
 from harnessrl_jax.sampler.remote import RemoteSampler
 from harnessrl_jax.sampler.sglang import SGLang
 from harnessrl_jax.sampler.vllm import VLLM
@@ -56,7 +56,8 @@ def vllm_reply(body):
     }
     choice = {"index": 0, "text": "x" * len(ids), "logprobs": logprobs, "finish_reason": finish, "stop_reason": None}
     choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
-    return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice], "usage": {}}
+    usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+    return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
 
 
 def sglang_reply(body):
@@ -72,11 +73,22 @@ class Served:
     def __init__(self, path, reply):
         self.asked, self.path, self.reply = [], path, reply
         self.answer = None  # status and body instead of the usual
+        self.cut = False  # whether the connection breaks in the middle of an answer
+        self.rude = False  # whether it is closed after the answer, without a word of it
+        self.opened, self.closed = 0, 0  # connections
         self.hold, self.held = threading.Event(), threading.Event()
         self.hold.set()
         served = self
 
         class Handler(BaseHTTPRequestHandler):
+            def setup(self):
+                served.opened += 1
+                super().setup()
+
+            def finish(self):
+                super().finish()
+                served.closed += 1
+
             def do_GET(self):
                 self.send(200, {})
 
@@ -95,7 +107,8 @@ class Served:
                 self.send_response(status)
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                self.wfile.write(data[: len(data) // 2] if served.cut else data)
+                self.close_connection |= served.rude
 
             def log_message(self, *_):
                 pass
@@ -292,7 +305,7 @@ def test_answers_that_are_none_are_errors_of_the_request(served, tmp_path, answe
     using(served, tmp_path, test)
 
 
-@pytest.mark.parametrize("fault", ["short", "missing", "abort", "empty"])
+@pytest.mark.parametrize("fault", ["short", "missing", "lost", "abort", "empty"])
 def test_half_an_answer_is_none(served, tmp_path, fault):
     """One log-probability too few would shift all others; an aborted request is no sample."""
     reply = served.reply(ASK_LONG)
@@ -311,6 +324,10 @@ def test_half_an_answer_is_none(served, tmp_path, fault):
             logps[1] = None
         case "missing":
             logps[1][0] = None
+        case "lost":
+            logps.pop()
+            if served.kind == "vllm":
+                choice["token_ids"].pop()
         case "abort" if served.kind == "vllm":
             choice["finish_reason"] = "abort"
         case "abort":
@@ -326,6 +343,52 @@ def test_half_an_answer_is_none(served, tmp_path, fault):
             await sampler.complete(ASK)
 
     using(served, tmp_path, test)
+
+
+def test_an_answer_that_is_cut_is_none_and_is_not_asked_for_again(served, tmp_path):
+    """What was sent may be under way: another request would sample it twice."""
+
+    async def test(sampler, _):
+        served.cut = True
+        with pytest.raises(SamplerError, match=r"^http.*: request 'call-1': RemoteProtocolError: peer closed"):
+            await sampler.complete(ASK)
+        assert len(served.asked) == 1
+        served.cut = False
+        return await sampler.complete(ASK)
+
+    assert using(served, tmp_path, test).output_ids.tolist() == [7]
+    assert len(served.asked) == 2
+
+
+def test_a_connection_that_was_idle_is_not_used(served, tmp_path, monkeypatch):
+    """The server may close it while the request is under way, and then nobody knows whether it was read."""
+    monkeypatch.setattr(remote, "IDLE_S", 0.1)
+    served.server.RequestHandlerClass.protocol_version = "HTTP/1.1"
+
+    async def test(sampler, _):
+        for _ in range(3):
+            before = served.opened
+            await asyncio.sleep(0.15)
+            await sampler.complete(ASK)
+            assert served.opened == before + 1
+
+    using(served, tmp_path, test)
+    assert len(served.asked) == 3
+
+
+def test_a_connection_that_the_server_closed_is_not_used(served, tmp_path):
+    served.server.RequestHandlerClass.protocol_version = "HTTP/1.1"
+    served.rude = True
+
+    async def test(sampler, _):
+        for _ in range(3):
+            while served.closed < served.opened:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            await sampler.complete(ASK)
+
+    using(served, tmp_path, test)
+    assert (served.opened, len(served.asked)) == (4, 3)
 
 
 ASK_LONG = {"model": "tiny", "prompt": [1, 10], "max_tokens": 4, "rid": "call-1", "input_ids": [1, 10]}
