@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from harnessrl_jax.gateway import Store
+from harnessrl_jax.launch.doctor import audit
 from harnessrl_jax.monitor import read_metrics
 
 TIMES = ("time/", "tokens_per_s")
@@ -99,6 +100,13 @@ def saving(run):
     return folder.exists() and any("tmp" in path.name for path in folder.iterdir())
 
 
+def versions(run):
+    """Step or examination -> versions of the weights that sampled its calls."""
+    with Store(run / "calls.sqlite", read_only=True) as store:
+        calls = [kept.call for r in store.rollouts() for kept in store.calls(r.rollout_id, r.attempt)]
+    return sorted({(call.rollout_id.partition("-")[0], call.version_start, call.version_end) for call in calls})
+
+
 @pytest.mark.parametrize("moment", ["in the middle of a step", "in the middle of a checkpoint"])
 def test_a_killed_run_goes_on_with_the_same_numbers(reference, moment):
     game, whole, _ = reference
@@ -113,6 +121,10 @@ def test_a_killed_run_goes_on_with_the_same_numbers(reference, moment):
     assert not (run / "summary.json").exists()
     game.finish(run)
     assert numbers(run) == numbers(whole)
+    # Every step was sampled by its own weights, also the first one after the restart.
+    steps = [(f"{step:05d}", step, step) for step in range(4)]
+    assert versions(run) == [*steps, ("after", 4, 4), ("before", 0, 0)]
+    assert audit(run).findings == ()
     told, wanted = summary(run), summary(whole)
     for name in ("heldout_f1_start", "heldout_f1_end", "counts", "dropped"):
         assert told[name] == wanted[name]
