@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from harnessrl_jax.trajectories import (
     CreditedCall,
     PackedBatch,
     PackingReport,
+    Rollout,
     build,
     build_lineage,
     build_targets,
@@ -77,7 +78,7 @@ async def gather(config: Config, services: Services, side: Side, progress: Progr
     """Collects expert rollouts into the store until it holds as many as the configuration asks for."""
     wanted = _supervised(config).rollouts
     stream = TaskStream(side.tasks, config.seed)
-    done = {rollout.group_id for rollout in services.store.rollouts()}
+    done = over(services.store.rollouts(), config.harness.max_attempts)
     async with open_pool(services, side) as pool:
         for start in range(0, wanted, ROLLOUTS_AT_ONCE):
             label = f"expert{start:06d}"
@@ -85,6 +86,11 @@ async def gather(config: Config, services: Services, side: Side, progress: Progr
             if not all(f"{label}-{task.task_id}" in done for task in tasks):
                 with progress.phase(f"the expert's rollouts {start + 1:,} to {start + len(tasks):,} of {wanted:,}"):
                     await collect(services, pool, side, tasks, label=label, group_size=1, version=0)
+
+
+def over(rollouts: Iterable[Rollout], max_attempts: int) -> set[str]:
+    """Groups of one rollout that will not be tried again; a killed process may have left others half way."""
+    return {r.group_id for r in rollouts if r.status != "infra_failure" or r.attempt + 1 >= max_attempts}
 
 
 def _fit(

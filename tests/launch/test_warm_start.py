@@ -10,7 +10,9 @@ import time
 import pytest
 
 from harnessrl_jax.gateway import Store
+from harnessrl_jax.launch.supervised import over
 from harnessrl_jax.monitor import read_metrics
+from tests.trajectories.conftest import rollout_of
 
 SHORT = (
     "--steps=4",
@@ -67,6 +69,20 @@ def test_it_leaves_a_model_and_what_it_was_made_of(run):
     records = read_metrics(run)
     assert sum(record["count/targets"] for record in records[:3]) == sum(len(call.output_ids) for call in calls)
     assert told["dropped"] == {}
+
+
+def test_a_rollout_that_was_killed_before_its_next_try_is_not_over():
+    failed = {"status": "infra_failure"}
+    rollouts = [
+        rollout_of("a", 1.0, group_id="answered"),
+        rollout_of("b", None, group_id="failed", **failed),
+        rollout_of("c", None, group_id="tried again", **failed),
+        rollout_of("c", 0.5, group_id="tried again", attempt=1),
+        rollout_of("d", None, group_id="given up", **failed),
+        rollout_of("d", None, group_id="given up", attempt=1, **failed),
+    ]
+    assert over(rollouts, 2) == {"answered", "tried again", "given up"}
+    assert over(rollouts[:2], 1) == {"answered", "failed"}
 
 
 def test_the_loss_falls(run):
