@@ -212,6 +212,24 @@ def test_the_server_goes_on_after_a_request_that_is_given_up(served, why):
     assert len(served(test).output_ids) == 1
 
 
+def test_a_process_that_died_fails_the_run_at_once(make_sampler, params):
+    """Without it, a step would wait for the weights to be taken until the time for that is over."""
+    sampler = make_sampler("localhost:9")
+    command = [sys.executable, "-I", "-S", "-c", "raise SystemExit(3)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sampler._process:
+        sampler._process.wait()
+        with pytest.raises(SamplerError, match=r"The sampler process ended with status 3; .*sampler\.log says why"):
+            sampler.load_weights(params, 4)
+
+    async def ask():
+        async with asyncio.timeout(20):
+            await sampler.complete(SampleRequest(prompt_ids=(1,), max_new_tokens=2, request_id="r"))
+
+    with pytest.raises(SamplerError, match=r"Request 'r': localhost:9: UNAVAILABLE: .*Is the server still running"):
+        asyncio.run(ask())
+    asyncio.run(sampler.close())
+
+
 def test_what_it_cannot_do_is_refused_and_the_rest_goes_on(served, make_sampler, tmp_path):
     request = SampleRequest(prompt_ids=(1,), max_new_tokens=2, request_id="r")
 

@@ -104,8 +104,10 @@ class JetStreamSampler:
         """Writes the weights and waits until the server has them; every later token is sampled with them.
 
         Raises:
-          SamplerError: the server refuses them or does not answer.
+          SamplerError: the server refuses them, does not answer, or has ended.
         """
+        if self._process is not None and self._process.poll() is not None:  # nobody will ever answer
+            raise self._ended(self._process)
         folder, before = self._folder / f"version-{version:06d}", self._latest
         self._save(folder, params)
         if self._address:
@@ -178,8 +180,11 @@ class JetStreamSampler:
             )
         line = _pipe(self._process.stdout).readline()
         if not line:
-            raise SamplerError(f"The sampler process ended with status {self._process.wait()}; {self._log} says why.")
+            raise self._ended(self._process)
         return line.split()[-1]
+
+    def _ended(self, process: "subprocess.Popen[str]") -> SamplerError:
+        return SamplerError(f"The sampler process ended with status {process.wait()}; {self._log} says why.")
 
     def _channel(self) -> Any:
         """This event loop's connection."""
