@@ -287,6 +287,26 @@ def test_cancelling_reaches_the_server(served, tmp_path):
     assert served.asked[1:] == aborts
 
 
+def test_cancelling_one_request_leaves_the_others(served, tmp_path):
+    async def test(sampler, _):
+        served.hold.clear()
+        names = ("call-1", "", "call-2")
+        tasks = [asyncio.create_task(sampler.complete(dataclasses.replace(ASK, request_id=name))) for name in names]
+        while len(served.asked) < 3:
+            await asyncio.sleep(0.005)
+        for task in tasks[:2]:
+            task.cancel()
+        ended = await asyncio.gather(*tasks[:2], return_exceptions=True)
+        assert [type(end) for end in ended] == [asyncio.CancelledError] * 2
+        served.hold.set()
+        return await tasks[2]
+
+    assert using(served, tmp_path, test).output_ids.tolist() == [7]
+    # An empty name would not say which one to end.
+    aborts = [] if served.kind == "vllm" else [("/abort_request", {"rid": "call-1"})]
+    assert [asked for asked in served.asked if asked[0] != served.path] == aborts
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
