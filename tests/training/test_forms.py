@@ -75,7 +75,7 @@ def tree_row(rng):
 def batch():
     rng = np.random.default_rng(0)
     rows = [tree_row(rng) for _ in range(ROWS)]
-    batch = PackedBatch(*map(np.stack, zip(*rows, strict=True)))
+    batch = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
     number = np.arange(ROWS)[:, None]
     return batch._replace(
         call=np.where(batch.weight > 0, batch.call + 100 * number, -1),
