@@ -1,12 +1,18 @@
+import asyncio
+import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from harnessrl_jax import config
 from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.launch import train
 from harnessrl_jax.launch.agreement import check_agreement, check_logp_kinds
-from harnessrl_jax.trajectories import LogpKind
-from tests.trajectories.conftest import call_of
+from harnessrl_jax.launch.services import Collected
+from harnessrl_jax.trajectories import LogpKind, build_lineage
+from tests.trajectories.conftest import call_of, rollout_of
 
 GOOD = {"mismatch_mean": 3e-6, "mismatch_correlation": 0.9999, "mismatch_correlation_valid": 1.0}
 
@@ -59,3 +65,22 @@ def test_log_probabilities_that_training_computes_are_compared(kind, temperature
 def test_others_are_refused(kind, temperature):
     with pytest.raises(SamplerError, match=r"Call 'c' of rollout 'r' was sampled with LogpKind\(mode=.*Let the engine"):
         check_logp_kinds([call(None), call(kind)], temperature)
+
+
+def test_a_step_stops_before_it_trains_on_others(monkeypatch):
+    given = config.parse("name = 'x'\nsteps = 1\n[behaviour]\ntemperature = 0.5\n", "x.toml", [])
+    rollouts = (rollout_of("r", 1.0), rollout_of("s", 0.0))
+    lineages = tuple(
+        build_lineage([call_of(name, [1], [2, 3], rollout_id=name, logp_kind=WARM, logps=np.float32([-1.0, -2.0]))])
+        for name in ("r", "s")
+    )
+
+    async def collect(*_, **__):
+        return Collected(rollouts, lineages, 0)
+
+    monkeypatch.setattr(train, "collect", collect)
+    run = SimpleNamespace(config=given, services=None)  # with nothing that could train
+    position = SimpleNamespace(step=0, stream=SimpleNamespace(take=lambda count: []))
+    progress = SimpleNamespace(part=lambda name: contextlib.nullcontext())
+    with pytest.raises(SamplerError, match=r"training computes log-probabilities at behaviour\.temperature = 0\.5"):
+        asyncio.run(train._step(run, None, None, position, progress))
