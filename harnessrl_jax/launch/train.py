@@ -27,6 +27,7 @@ from harnessrl_jax.launch.text import text_codec
 from harnessrl_jax.launch.trainer import Trainer, make_trainer
 from harnessrl_jax.models import DecoderConfig
 from harnessrl_jax.monitor import MetricsWriter, Progress, Summary, print_summary, read_metrics, write_report
+from harnessrl_jax.rollouts import refuse_lost
 from harnessrl_jax.sampler import Sampler
 from harnessrl_jax.tasks import TaskStream
 from harnessrl_jax.training import TrainState
@@ -148,6 +149,7 @@ async def _step(
             group_size=config.rollouts.group_size,
             version=position.step,
         )
+    refuse_lost(collected.rollouts)
     clock.lap("rollouts")
     packed = packed_step(config, collected.rollouts, collected.lineages)
     check_logp_kinds((credited.call for credited in packed.calls), config.behaviour.temperature)

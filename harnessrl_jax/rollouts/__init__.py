@@ -11,6 +11,7 @@ from harnessrl_jax.rollouts.run import (
     classify,
     failure_counts,
     limits_reached,
+    refuse_lost,
     run_groups,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "limits_reached",
     "minimal_environment",
     "read_result",
+    "refuse_lost",
     "run_groups",
 ]

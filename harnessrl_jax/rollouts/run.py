@@ -131,6 +131,25 @@ def failure_counts(rollouts: Iterable[Rollout]) -> Counter[str]:
     return Counter(f"{r.status}/{r.detail.partition(':')[0]}" for r in rollouts if r.status != "completed")
 
 
+def refuse_lost(rollouts: Sequence[Rollout]) -> None:
+    """Stops where the machine failed every rollout of several tasks: the cause is not in a task, so the next fail too.
+
+    One task alone may be what breaks the harness; its group is then left out, as always.
+
+    Raises:
+      RolloutError: nothing was rolled out.
+    """
+    tasks = {rollout.task_id for rollout in rollouts}
+    if len(tasks) < 2 or any(rollout.status != "infra_failure" for rollout in rollouts):
+        return
+    reasons = ", ".join(f"{reason.partition('/')[2]} x{n}" for reason, n in failure_counts(rollouts).most_common())
+    raise RolloutError(
+        f"All {len(rollouts)} rollouts of {len(tasks)} tasks failed, and not because of the policy ({reasons}). The "
+        f"last: {rollouts[-1].detail}. Find out whether the model still answers and the harness still runs; the same "
+        "command then continues from the last checkpoint."
+    )
+
+
 def limits_reached(counts: Mapping[str, int]) -> str:
     """Which limits of the gateway a rollout ran into, from the counts that closing it gave; "" if none.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harnessrl_jax import config
-from harnessrl_jax.errors import SamplerError
+from harnessrl_jax.errors import RolloutError, SamplerError
 from harnessrl_jax.launch import train
 from harnessrl_jax.launch.agreement import check_agreement, check_logp_kinds
 from harnessrl_jax.launch.services import Collected
@@ -67,20 +67,29 @@ def test_others_are_refused(kind, temperature):
         check_logp_kinds([call(None), call(kind)], temperature)
 
 
-def test_a_step_stops_before_it_trains_on_others(monkeypatch):
-    given = config.parse("name = 'x'\nsteps = 1\n[behaviour]\ntemperature = 0.5\n", "x.toml", [])
-    rollouts = (rollout_of("r", 1.0), rollout_of("s", 0.0))
-    lineages = tuple(
-        build_lineage([call_of(name, [1], [2, 3], rollout_id=name, logp_kind=WARM, logps=np.float32([-1.0, -2.0]))])
-        for name in ("r", "s")
-    )
+def step_on(monkeypatch, rollouts, lineages=()):
+    """A step of training on what was collected, with nothing behind it that could train."""
 
     async def collect(*_, **__):
-        return Collected(rollouts, lineages, 0)
+        return Collected(tuple(rollouts), tuple(lineages), 0)
 
     monkeypatch.setattr(train, "collect", collect)
-    run = SimpleNamespace(config=given, services=None)  # with nothing that could train
+    given = config.parse("name = 'x'\nsteps = 1\n[behaviour]\ntemperature = 0.5\n", "x.toml", [])
+    run = SimpleNamespace(config=given, services=None)
     position = SimpleNamespace(step=0, stream=SimpleNamespace(take=lambda count: []))
     progress = SimpleNamespace(part=lambda name: contextlib.nullcontext())
+    asyncio.run(train._step(run, None, None, position, progress))
+
+
+def test_a_step_stops_before_it_trains_on_others(monkeypatch):
+    rollouts = [rollout_of("r", 1.0), rollout_of("s", 0.0)]
+    sampled = {"logp_kind": WARM, "logps": np.float32([-1.0, -2.0])}
+    lineages = [build_lineage([call_of(name, [1], [2, 3], rollout_id=name, **sampled)]) for name in ("r", "s")]
     with pytest.raises(SamplerError, match=r"training computes log-probabilities at behaviour\.temperature = 0\.5"):
-        asyncio.run(train._step(run, None, None, position, progress))
+        step_on(monkeypatch, rollouts, lineages)
+
+
+def test_a_step_stops_where_every_rollout_was_lost(monkeypatch):
+    lost = {"status": "infra_failure", "detail": "error: no model"}
+    with pytest.raises(RolloutError, match=r"All 2 rollouts of 2 tasks failed.*error: no model"):
+        step_on(monkeypatch, [rollout_of(name, None, task_id=name, **lost) for name in ("r", "s")])

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from harnessrl_jax.errors import RolloutError, StoreError
-from harnessrl_jax.rollouts import Effects, Outcome, Verdict, classify, failure_counts, run_groups
+from harnessrl_jax.rollouts import Effects, Outcome, Verdict, classify, failure_counts, refuse_lost, run_groups
 from harnessrl_jax.trajectories.records import Task
 
 ENDINGS = ("error", "crash", "hang", "lost", "protocol")
@@ -161,6 +161,18 @@ def test_failures_are_counted_by_reason():
     world = World({"3-a-0/0": "gave_up", "3-b-0/0": "hang", "3-c-0/0": "hang", "3-d-0/0": "truncated"})
     counts = failure_counts(world.run("a", "b", "c", "d", "e"))
     assert counts == {"policy_failure/gave_up": 1, "infra_failure/hang": 2, "truncated/truncated": 1}
+
+
+def test_where_everything_fails_nobody_goes_on():
+    ends = {f"3-{name}-{k}/0": "error" for name in "ab" for k in (0, 1)} | {"3-b-0/0": "hang"}
+    lost = World(ends).run("a", "b", group_size=2)
+    message = r"All 4 rollouts of 2 tasks failed, .*\(error x3, hang x1\)\. The last: error: it was error\. Find out"
+    with pytest.raises(RolloutError, match=message):
+        refuse_lost(lost)
+    # One task may break the harness, and what the policy failed was rolled out.
+    refuse_lost(lost[:2])
+    refuse_lost(World(ends | {"3-b-1/0": "gave_up"}).run("a", "b", group_size=2))
+    refuse_lost([])
 
 
 def test_a_harness_that_cannot_run_ends_the_run_and_closes_every_endpoint():
