@@ -270,6 +270,49 @@ def test_a_process_that_cannot_start_says_where_to_look(make_sampler, tmp_path, 
     asyncio.run(sampler.close())
 
 
+@pytest.mark.parametrize("how", ["returns", "aborts", "dies"])
+def test_a_stream_that_ends_early_is_no_sample(make_sampler, how):
+    """What came before the end is told, and nothing takes it for a whole turn."""
+    grpc = pytest.importorskip("grpc")
+    from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
+
+    heard = []
+
+    class Orchestrator(jetstream_pb2_grpc.OrchestratorServicer):
+        async def Decode(self, request, context):
+            content = jetstream_pb2.DecodeResponse.StreamContent
+            for token in (7, 8):
+                sample = content.Sample(token_ids=[token, *np.array([-1, -1, 1], np.float32).view(np.int32), -4])
+                yield jetstream_pb2.DecodeResponse(stream_content=content(samples=[sample]))
+            while len(heard) < 2:
+                await asyncio.sleep(0.01)
+            if how == "aborts":
+                await context.abort(grpc.StatusCode.INTERNAL, "no memory")
+            if how == "dies":
+                asyncio.get_running_loop().create_task(self.server.stop(0))
+                await asyncio.sleep(60)
+
+    async def run():
+        orchestrator = Orchestrator()
+        orchestrator.server = server = grpc.aio.server()
+        jetstream_pb2_grpc.add_OrchestratorServicer_to_server(orchestrator, server)
+        port = server.add_secure_port("localhost:0", grpc.local_server_credentials())
+        await server.start()
+        sampler = make_sampler(f"localhost:{port}")
+        await sampler.start()
+        request = SampleRequest(prompt_ids=(1,), max_new_tokens=4, request_id="r", on_tokens=heard.extend)
+        words = r"gave it up after 2 tokens" if how == "returns" else r"Is the server still running\?"
+        try:
+            with pytest.raises(SamplerError, match=rf"^Request 'r': localhost:{port}.*{words}"):
+                await asyncio.wait_for(sampler.complete(request), 30)
+        finally:
+            await sampler.close()
+            await server.stop(0)
+
+    asyncio.run(run())
+    assert heard == [7, 8]
+
+
 def test_an_engine_of_several_steps_is_refused(engine, params, letters):
     with pytest.raises(SamplerError, match=r"one token a step, but the engine samples 3: set steps=1"):
         JetStreamEngine(engine, params, 0, text=Text(letters), plain=NOBODY.request, make_result=dict)
