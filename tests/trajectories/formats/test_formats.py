@@ -158,6 +158,12 @@ CODER_CASES = [
     ("<function=f></function>", "none"),
     ("<tool_call><function=⟦f⟧></function>", "malformed", "", 1),
     ("<tool_call><function=f><param", "malformed"),
+    (
+        "<tool_call><function=⟦f⟧>⟪<parameter=s>a</parameter>⟫</function></tool_call>\n<tool_call><function=g><parameter=s>b",
+        "malformed",
+        "<tool_call><function=g><parameter=s>b",
+        1,
+    ),
 ]
 TAG_CASES = [
     ("Think. ⟦<search>⟧ ⟪capital of Kenya⟫ </search> then ⟦<answer>⟧⟪Nairobi⟫</answer>", "ok", None, 0),
