@@ -257,12 +257,17 @@ class Batcher:
             if job.guide is not None and not job.ended:
                 lane.restrict(slot, self.engine.words)
             if job.ended:
-                if self.engine.config.experts is not None:
-                    read = len(job.request.prompt_ids) + len(job.ids) - 1
-                    job.experts = np.asarray(self.engine.experts(lane.state, slot))[:read]
+                job.experts = self._experts(lane, slot, job)
                 lane.release(slot)
                 ended.append(job)
         return ended
+
+    def _experts(self, lane: Lane, slot: int, job: Job) -> UInt8[np.ndarray, "token layer active"] | None:
+        """Those of every token that the job's slot has read; None if the model has none."""
+        if self.engine.config.experts is None:
+            return None
+        tokens = len(job.request.prompt_ids) + len(job.ids) - 1
+        return np.asarray(self.engine.experts(lane.state, slot))[:tokens]
 
 
 def _made(init: Callable[[], Any], placement: Placement) -> Any:

@@ -95,6 +95,7 @@ class JetStreamEngine:
         self._taken_up = threading.Condition()
         self._reading = threading.Lock()  # guards the next one, which reading a prompt donates
         self._scratch = engine.init_pages()
+        self._init_prefix = jax.jit(engine.init_prefix)  # one call a prompt, not one for each array of the cache
         self._before: Array | None = None  # what the step before the last sampled
         self._holding = False
         self._numbers: dict[int, int | None] = {}  # of the latest request of each slot
@@ -239,7 +240,7 @@ class JetStreamEngine:
         prompt = np.asarray(asked.request.prompt_ids, np.int32)
         unread = Unread(0, prompt, [SCRATCH] * -(-len(prompt) // self._engine.chunk))
         with self._reading:
-            fresh = self._engine.init_prefix()
+            fresh = self._init_prefix()
             prefix, self._scratch = read(self._engine, weights.params, fresh, self._scratch, [unread])
         return ReadPrompt(prefix, weights.version, asked, sampled, held)
 
