@@ -32,7 +32,7 @@ import torch
 import transformers
 import trl
 from agent_shapes import SHAPES, Shape, group, shrunk
-from training_step import ADAMW, ROUND, SMALL, compiled_step, cpu_seconds, layout
+from training_step import ADAMW, ROUND, SMALL, compiled_step, cosine, layout, medians
 
 from harnessrl_jax.models import init_params
 from harnessrl_jax.trajectories import CreditedCalls, group_trees
@@ -169,12 +169,6 @@ def our_first_moments(opt_state: Any) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(Path(folder) / "model.safetensors")
 
 
-def cosine(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """Of two gradients."""
-    one, other = (np.concatenate([np.ravel(tree[name]) for name in sorted(a)]).astype(float) for tree in (a, b))
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
 def measure(name: str, shape: Shape, repeats: int) -> None:
     """Prints what one shape's step costs in each way."""
     credited = group(shape, SMALL.vocab_size)
@@ -193,11 +187,7 @@ def measure(name: str, shape: Shape, repeats: int) -> None:
         optimizer, works[way] = their_step(model, backward)
         works[way]()
         same[way] = cosine(gradient, first_moments(model, optimizer))
-    times = {way: [] for way in works}
-    for _ in range(repeats):
-        for way, work in works.items():
-            times[way].append(cpu_seconds(work))
-    taken = {way: float(np.median(each)) for way, each in times.items()}
+    taken = medians(works, repeats)
     tokens = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
     padded_slots = batch["prompt_ids"].numel() + batch["completion_ids"].numel()
     print(f"\n{name}: {len(credited.calls)} calls, {int((ours.batch.weight > 0).sum())} targets, {tokens} tokens")

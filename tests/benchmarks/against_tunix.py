@@ -17,7 +17,6 @@ the same thing; it is 1 where all outputs have one length, as tunix's default is
 """
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from agent_shapes import SHAPES, Shape, group, shrunk
 from flax import nnx, traverse_util
-from training_step import ADAMW, ROUND, SMALL, compiled_step, cpu_seconds, layout
+from training_step import ADAMW, ROUND, SMALL, compiled_step, cosine, layout, medians
 from tunix.models.qwen2 import model as qwen2
 from tunix.rl import algo_core, common
 from tunix.rl.grpo.grpo_learner import GRPOConfig
@@ -123,21 +122,6 @@ def their_trainer(params: Any) -> Trainer:
     trainer.with_loss_fn(loss, has_aux=True)
     trainer.with_gen_model_input_fn(lambda example: {"train_example": example, "algo_config": config})
     return trainer
-
-
-def cosine(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """Of two gradients."""
-    one, other = (np.concatenate([np.ravel(tree[name]) for name in sorted(a)]).astype(float) for tree in (a, b))
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
-def medians(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """CPU seconds of each, interleaved."""
-    times = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, work in works.items():
-            times[name].append(cpu_seconds(work))
-    return {name: float(np.median(taken)) for name, taken in times.items()}
 
 
 def measure(name: str, shape: Shape, repeats: int) -> None:

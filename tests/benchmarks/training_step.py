@@ -138,6 +138,21 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
+def medians(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """CPU seconds of each, interleaved."""
+    times = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(cpu_seconds(work))
+    return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+def cosine(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """Of two gradients."""
+    one, other = (np.concatenate([np.ravel(tree[name]) for name in sorted(a)]).astype(float) for tree in (a, b))
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
 def matmul_rate() -> float:
     """Operations per CPU-second of a large product: the best of a few."""
     x = jnp.ones((1024, 1024), jnp.float32)
